@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 
 #include "convert/decode/follow.h"
 #include "convert/report/exact.h"
@@ -40,7 +39,10 @@ typedef struct mm_convert_args {
     bool on, frees;
     uint64_t timeout_s, quiet_s;
   } follow;
-  uint64_t tp, ep, pp, threads, part_size, commit_bytes, mem_limit;
+  struct {
+    uint64_t tp, ep, pp, attn_tp;
+  } cut;
+  uint64_t threads, part_size, commit_bytes, mem_limit;
   mm_gpu_card card;            /* of --gpu-memory */
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
@@ -119,26 +121,6 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
   return line;
 }
 
-/* True for a file that is not empty. */
-static bool lies_there(const mm_hf *hf, const char *name) {
-  struct stat st;
-  return stat(mm_path_of(hf->dir, name).text, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
-}
-
-/* Notes the files that the output will lack at run time because the source lacks them. */
-static void note_absent(const mm_hf *hf) {
-  mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
-  const mm_json *own = mm_json_get(config, "chat_template");
-  const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||
-                        (mm_json_type_of(own) == MM_JSON_STR ? mm_json_str_len(own) > 0 : mm_json_type_of(own) != MM_JSON_NULL);
-  if (!lies_there(hf, "tokenizer.json"))
-    fputs("note: the source has no tokenizer.json: the output will take no text, only ids; put one into the source first\n", stderr);
-  if (!template)
-    fputs("note: the source has no chat template (chat_template.jinja, or in tokenizer_config.json): chats will need --chat-format\n",
-          stderr);
-  mm_json_free(config);
-}
-
 static void print_waiting(const char *name) {
   fputs("waiting for ", stderr);
   mm_show_to(stderr, name);
@@ -183,9 +165,10 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   mm_align align = MM_ALIGN_SPLIT;
   mm_align_find(a->align, &align); /* one of its words */
   planning->options = (mm_plan_options){.quant = recipe,
-                                        .tp = (uint32_t)a->tp,
-                                        .ep = (uint32_t)a->ep,
-                                        .pp = (uint32_t)a->pp,
+                                        .tp = (uint32_t)a->cut.tp,
+                                        .ep = (uint32_t)a->cut.ep,
+                                        .pp = (uint32_t)a->cut.pp,
+                                        .attn_tp = (uint32_t)a->cut.attn_tp,
                                         .part_size = a->part_size || a->follow.frees ? a->part_size : MM_PART_SIZE,
                                         .ranks = a->ranks,
                                         .layout = strcmp(a->layout, mm_layout_hf.word) == 0 ? &mm_layout_hf : &mm_layout_packed,
@@ -200,7 +183,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
     return mm_follow_comparable(hf, err) && mm_fail_as(err, &reason);
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
-  if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) note_absent(hf);
+  if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) mm_report_absent(stderr, hf);
   if (a->follow.frees && !a->part_size && !a->quiet)
     fprintf(stderr, "note: --part-size %llu, by the size of the output\n", (unsigned long long)plan->part_size);
   if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
@@ -461,9 +444,7 @@ static bool run_all(void *args, mm_err *err) {
 static mm_convert_args settings = {.layout = "packed",
                                    .align = "split",
                                    .follow = {.timeout_s = 3600, .quiet_s = 10},
-                                   .tp = 1,
-                                   .ep = 1,
-                                   .pp = 1,
+                                   .cut = {.tp = 1, .ep = 1, .pp = 1},
                                    .commit_bytes = UINT64_C(64) << 20};
 
 static char schemes[1024]; /* words of --quant, written by main */
@@ -476,13 +457,18 @@ static const mm_option options[] = {
               "with --layout hf: target format of the scheme, fp8 (Hugging Face), ct (compressed-tensors), modelopt, gptq or awq "
               "(default: the source's, if it kept its integers, or the first that has the scheme)",
               .choices = "fp8|ct|modelopt|gptq|awq"),
-    MM_OPTION(U64, "tp", &settings.tp, "N", "tensor-parallel ranks (default 1)", .alias = "tensor-parallel-size", .lo = 1, .hi = MM_MAX_TP),
-    MM_OPTION(U64, "ep", &settings.ep, "N",
+    MM_OPTION(U64, "tp", &settings.cut.tp, "N", "tensor-parallel ranks (default 1)", .alias = "tensor-parallel-size", .lo = 1,
+              .hi = MM_MAX_TP),
+    MM_OPTION(U64, "ep", &settings.cut.ep, "N",
               "expert-parallel groups inside the tp ranks: each holds 1/N of the experts, cut among tp/N ranks (default 1)",
               .alias = "expert-parallel-size", .lo = 1, .hi = MM_MAX_TP),
+    MM_OPTION(U64, "attn-tp", &settings.cut.attn_tp, "N",
+              "ranks that attention, embedding and head are cut for, a divisor of --tp; each group of N ranks has all of them and runs its "
+              "own requests, the experts lie over all ranks (default --tp; runs on CPUs)",
+              .lo = 1, .hi = MM_MAX_TP),
     MM_OPTION(STR, "place", &settings.load, "FILE", "with --ep: place experts so that ranks are even by the load in FILE (/expert_load)"),
-    MM_OPTION(U64, "pp", &settings.pp, "N", "pipeline stages of whole layers, tp ranks each (default 1)", .alias = "pipeline-parallel-size",
-              .lo = 1, .hi = MM_MAX_LAYERS),
+    MM_OPTION(U64, "pp", &settings.cut.pp, "N", "pipeline stages of whole layers, tp ranks each (default 1)",
+              .alias = "pipeline-parallel-size", .lo = 1, .hi = MM_MAX_LAYERS),
     MM_OPTION(STR, "tp-align", &settings.align, "HOW",
               "a cut inside a scale's block: finer scale grid, zero padding, or refusal (default split)", .choices = MM_ALIGN_WORDS),
     MM_OPTION(SIZE, "part-size", &settings.part_size, "BYTES",
@@ -579,8 +565,7 @@ static const mm_program program = {
         ".NAME.partial  next to DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
     .epilog =
         "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
-        "output "
-        "locked, 8 memory or limit, 75 interrupted (--resume continues).",
+        "output locked, 8 memory or limit, 75 interrupted (--resume continues).",
 };
 
 int main(int argc, char **argv) {

@@ -415,7 +415,7 @@ static bool read_dead_rows(reader *r, const mm_json *root) {
 }
 
 static bool read_parallel(reader *r, const mm_json *root) {
-  static const char *const keys[] = {"tp", "ep", "pp", NULL};
+  static const char *const keys[] = {"tp", "ep", "pp", "attn_tp", NULL};
   int64_t tp, ep, pp;
   at_top(r);
   const mm_json *j = mm_json_need(root, "parallel", MM_JSON_OBJ, &r->ctx, r->err);
@@ -427,7 +427,7 @@ static bool read_parallel(reader *r, const mm_json *root) {
   r->p->tp = (uint32_t)tp;
   r->p->ep = (uint32_t)ep;
   r->p->pp = (uint32_t)pp;
-  return true;
+  return mm_manifest_attn_tp(r->p, j, &r->ctx, r->err);
 }
 
 static bool read_model(reader *r, const mm_json *root) {

@@ -24,7 +24,9 @@ bool mm_manifest_right_version(const mm_pack *p, int64_t version, const mm_json_
                      right == MM_PACK_VERSION5 ? "the key" : "no key");
   if (version == MM_PACK_VERSION4 || right == MM_PACK_VERSION4)
     return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as %s", (long long)version, right,
-                     right == MM_PACK_VERSION4 ? "experts are placed" : "no experts are placed");
+                     right != MM_PACK_VERSION4 ? "no experts are placed and attention has no groups"
+                     : p->attn_tp              ? "attention has groups of ranks"
+                                               : "experts are placed");
   if (version == MM_PACK_VERSION3 || right == MM_PACK_VERSION3)
     return MM_REFUSE(c, err, "key \"version\": found %lld, expected %d, as the model has %s keys of version 3", (long long)version, right,
                      right == MM_PACK_VERSION3 ? "the" : "no");
@@ -113,5 +115,15 @@ bool mm_manifest_global_steps(mm_pack *p, mm_pack_tensor *t, const mm_json *j, c
     if (t->step_count > 0 && (s[-1].expert > s->expert || (s[-1].expert == s->expert && s[-1].piece >= s->piece)))
       return MM_REFUSE(c, err, "key \"global_steps\": found entries that are not in ascending order of experts and pieces");
   }
+  return true;
+}
+
+bool mm_manifest_attn_tp(mm_pack *p, const mm_json *parallel, const mm_json_ctx *c, mm_err *err) {
+  int64_t n;
+  if (!mm_json_get(parallel, "attn_tp")) return true;
+  if (!mm_json_need_int(parallel, "attn_tp", 1, UINT32_MAX, &n, c, err)) return false;
+  if (n >= p->tp || p->tp % n != 0)
+    return MM_REFUSE(c, err, "key \"attn_tp\": found %lld, expected a divisor of tp %u below it", (long long)n, p->tp);
+  p->attn_tp = (uint32_t)n;
   return true;
 }

@@ -18,5 +18,7 @@ MM_MUST_USE bool mm_manifest_no_left_out(const mm_json *root, const mm_json_ctx 
 MM_MUST_USE bool mm_manifest_experts(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const mm_json_ctx *c, mm_err *err);
 /* Optional "global_steps" of version 5 into t->step, of a tensor whose planes and pieces are read. */
 MM_MUST_USE bool mm_manifest_global_steps(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const mm_json_ctx *c, mm_err *err);
+/* Optional "attn_tp" of version 4 in "parallel": a divisor of p->tp below it. */
+MM_MUST_USE bool mm_manifest_attn_tp(mm_pack *p, const mm_json *parallel, const mm_json_ctx *c, mm_err *err);
 
 #endif

@@ -317,10 +317,10 @@ bool mm_model_check(const mm_model *m, const char *file, mm_status status, const
 
 static bool divides_either(uint32_t a, uint32_t b) { return a % b == 0 || b % a == 0; }
 
-bool mm_model_cuts(const mm_model *m, uint32_t tp, uint32_t ep) {
-  return m->heads % tp == 0 && divides_either(m->kv_heads, tp) && (m->index_heads == 0 || divides_either(m->index_heads, tp)) &&
-         m->dense_intermediate % tp == 0 && m->shared_intermediate % tp == 0 && tp % ep == 0 && m->experts % ep == 0 &&
-         m->intermediate % (tp / ep) == 0;
+bool mm_model_cuts(const mm_model *m, uint32_t tp, uint32_t attn_tp, uint32_t ep) {
+  return m->heads % attn_tp == 0 && divides_either(m->kv_heads, attn_tp) &&
+         (m->index_heads == 0 || divides_either(m->index_heads, attn_tp)) && m->dense_intermediate % tp == 0 &&
+         m->shared_intermediate % tp == 0 && tp % ep == 0 && m->experts % ep == 0 && m->intermediate % (tp / ep) == 0;
 }
 
 bool mm_model_same(const mm_model *a, const mm_model *b, const char **key) {

@@ -96,9 +96,9 @@ MM_MUST_USE bool mm_model_from_json(mm_model *m, const mm_json *obj, const char 
  * eps > 0, …), status and code given by the caller: E_CFG_RANGE for a config, E_MANIFEST for a manifest. */
 MM_MUST_USE bool mm_model_check(const mm_model *m, const char *file, mm_status status, const char *code, mm_err *err);
 
-/* Whether tp ranks can share the model, and ep groups of them its experts: they divide heads, experts and columns; kv heads and index heads
- * divide tp or are divided by it. */
-bool mm_model_cuts(const mm_model *m, uint32_t tp, uint32_t ep);
+/* Whether tp ranks can share the model, attn_tp of them its attention, and ep groups its experts: they divide heads, experts and columns;
+ * kv heads and index heads divide attn_tp or are divided by it. */
+bool mm_model_cuts(const mm_model *m, uint32_t tp, uint32_t attn_tp, uint32_t ep);
 
 /* The file of a server's expert load: an object of this "format", "version" 1, "model" (the model's digest), "architecture" and "load". */
 #define MM_LOAD_FORMAT "minimax-expert-load"

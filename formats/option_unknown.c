@@ -25,6 +25,7 @@ static const foreign table[] = {
     {"enable-expert-parallel", "ep", CUT("experts are divided among ranks", "ep")},
     {"expert-parallel-size", "ep", CUT("experts are divided among ranks", "ep")},
     {"ep-size", "ep", CUT("experts are divided among ranks", "ep")},
+    {"enable-dp-attention", "attn-tp", CUT("attention is cut for groups of ranks", "attn-tp")},
     {"data-parallel-size", NULL, "run a server for each replica, behind a proxy"},
     {"model", NULL, OPERAND},
     {"model-path", NULL, OPERAND},

@@ -46,7 +46,7 @@ bool mm_pack_same_steps(const mm_pack_tensor *a, const mm_pack_tensor *b) {
 int mm_pack_version(const mm_pack *p) {
   for (size_t i = 0; i < p->tensor_count; i++)
     if (p->tensor[i].step_count) return MM_PACK_VERSION5;
-  if (mm_pack_placed(p)) return MM_PACK_VERSION4;
+  if (mm_pack_placed(p) || p->attn_tp) return MM_PACK_VERSION4;
   if (mm_model_extended(&p->model)) return MM_PACK_VERSION3;
   for (size_t i = 0; i < p->tensor_count; i++)
     for (unsigned k = 0; k < p->tensor[i].plane_count; k++)
@@ -186,12 +186,17 @@ static void put_left_out(mm_json *o, const mm_pack *p) {
   }
 }
 
+static mm_json *parallel_json(const mm_pack *p) {
+  mm_json *o = MM_JSON_NEW({"tp", mm_json_new_int(p->tp)}, {"ep", mm_json_new_int(p->ep)}, {"pp", mm_json_new_int(p->pp)});
+  if (p->attn_tp) mm_json_set(o, "attn_tp", mm_json_new_int(p->attn_tp));
+  return o;
+}
+
 static mm_json *pack_json(const mm_pack *p) {
-  mm_json *o = MM_JSON_NEW(
-      {"format", mm_json_new_str(MM_PACK_FORMAT)}, {"version", mm_json_new_int(mm_pack_version(p))}, {"tool", mm_json_new_str(p->tool)},
-      {"quant", mm_json_new_str(p->quant)}, {"tp_align", mm_json_new_str(mm_align_word(p->tp_align))},
-      {"plan", mm_json_new_digest(&p->plan)}, {"model", mm_model_to_json(&p->model)},
-      {"parallel", MM_JSON_NEW({"tp", mm_json_new_int(p->tp)}, {"ep", mm_json_new_int(p->ep)}, {"pp", mm_json_new_int(p->pp)})});
+  mm_json *o = MM_JSON_NEW({"format", mm_json_new_str(MM_PACK_FORMAT)}, {"version", mm_json_new_int(mm_pack_version(p))},
+                           {"tool", mm_json_new_str(p->tool)}, {"quant", mm_json_new_str(p->quant)},
+                           {"tp_align", mm_json_new_str(mm_align_word(p->tp_align))}, {"plan", mm_json_new_digest(&p->plan)},
+                           {"model", mm_model_to_json(&p->model)}, {"parallel", parallel_json(p)});
   mm_json *cuts = mm_json_put_list(o, "cuts"), *tensors = mm_json_put_list(o, "tensors"), *ranks = mm_json_put_list(o, "ranks");
   for (size_t i = 0; i < p->cut_count; i++) put_cut(cuts, &p->cut[i], p->tp);
   for (size_t i = 0; i < p->tensor_count; i++) put_tensor(tensors, &p->tensor[i]);

@@ -14,7 +14,7 @@ extern "C" {
 #define MM_PACK_VERSION    1
 #define MM_PACK_VERSION2   2 /* of a manifest that declares grids (FORMAT-2.md) */
 #define MM_PACK_VERSION3   3 /* of a manifest of an extended model (FORMAT-3.md) */
-#define MM_PACK_VERSION4   4 /* of a manifest with placed experts (FORMAT-4.md) */
+#define MM_PACK_VERSION4   4 /* of a manifest with placed experts, or groups of attention (FORMAT-4.md) */
 #define MM_PACK_VERSION5   5 /* of a manifest with steps of global scales (FORMAT-5.md) */
 #define MM_LEFT_OUT_MAX    16
 #define MM_MANIFEST        "manifest.json"
@@ -138,6 +138,8 @@ typedef struct mm_pack {
   char *target_format; /* of an unsharded checkpoint whose digests these are: how it is spelt, or "none"; else NULL */
   mm_model model;
   uint32_t tp, ep, pp; /* ranks: pp·tp of them, rank = stage·tp + tensor-parallel rank; ep divides tp */
+  uint32_t attn_tp; /* ranks that attention, embedding and head are cut for, a divisor of tp; each group of as many ranks has all of them.
+                     * 0: tp, one group (mm_pack_attn_tp) */
   size_t tensor_count, cut_count, source_count, file_count;
   mm_pack_tensor *tensor; /* in layer order; the same on every rank of its stage */
   mm_cut *cut;
@@ -153,6 +155,13 @@ typedef struct mm_pack {
 } mm_pack;
 
 static inline uint32_t mm_pack_ranks(const mm_pack *p) { return p->pp * p->tp; }
+/* Ranks of a group that has all of attention, and the number of these groups in a stage. */
+static inline uint32_t mm_pack_attn_tp(const mm_pack *p) { return p->attn_tp ? p->attn_tp : p->tp; }
+static inline uint32_t mm_pack_groups(const mm_pack *p) { return p->tp / mm_pack_attn_tp(p); }
+/* True if both are cut by the same options. */
+static inline bool mm_pack_same_cut(const mm_pack *a, const mm_pack *b) {
+  return a->tp == b->tp && a->ep == b->ep && a->pp == b->pp && a->attn_tp == b->attn_tp && a->tp_align == b->tp_align;
+}
 /* True if tensor t belongs to a rank. */
 static inline bool mm_pack_holds(const mm_pack *p, const mm_pack_tensor *t, uint32_t rank) { return rank / p->tp == t->stage; }
 /* The index of a rank's first expert in a stack: tp/ep ranks share the same experts and cut each among them. */
@@ -174,8 +183,9 @@ const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name);
 int32_t mm_pack_steps(const mm_pack_tensor *t, uint32_t expert, uint32_t piece);
 /* True if the two have the same steps of global scales. */
 bool mm_pack_same_steps(const mm_pack_tensor *a, const mm_pack_tensor *b);
-/* MM_PACK_VERSION5 where a tensor has steps of global scales, else MM_PACK_VERSION4 where experts are placed, else MM_PACK_VERSION3 of an
- * extended model, else MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in the manifest and in every part. */
+/* MM_PACK_VERSION5 where a tensor has steps of global scales, else MM_PACK_VERSION4 where experts are placed or attention has groups of
+ * ranks, else MM_PACK_VERSION3 of an extended model, else MM_PACK_VERSION2 where a plane has a grid, else MM_PACK_VERSION: what stands in
+ * the manifest and in every part. */
 int mm_pack_version(const mm_pack *p);
 /* Stored shape of plane p on one rank: [lead?, cells…], or [rows] for a vector. */
 mm_shape mm_pack_plane_shape(const mm_pack_tensor *t, unsigned p);

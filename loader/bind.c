@@ -196,10 +196,10 @@ static bool bind_whole_layer(const binding *b, uint32_t l, mm_layer_weights *w) 
          bind_ffn(b, l, w);
 }
 
-/* Every rank holds as many ids, in rank order; the last ones may be padding. */
+/* Every rank of a group holds as many ids, in rank order; the last ones may be padding. */
 static bool bind_vocab(const binding *b, mm_rank_weights *w) {
   w->vocab_rows = (uint32_t)b->vocab.local;
-  w->vocab_first = (uint32_t)(b->vocab.local * b->rank);
+  w->vocab_first = (uint32_t)(b->vocab.local * (b->rank % mm_pack_attn_tp(&b->s->pack)));
   return check_stage(b, "model.embed_tokens.weight", 0) && check_stage(b, "lm_head.weight", b->s->pack.pp - 1) &&
          check_stage(b, "model.norm.weight", b->s->pack.pp - 1) &&
          bind(b, "model.embed_tokens.weight", matrix(b->vocab, b->hidden), &w->embed) &&
@@ -236,24 +236,25 @@ static bool bind_all(binding *b, mm_rank_weights *w) {
 static bool check_tp(const binding *b) {
   const mm_model *m = b->m;
   const mm_pack *p = &b->s->pack;
-  uint32_t tp = p->tp, ep = p->ep;
+  const uint32_t tp = p->tp, ep = p->ep, attn = mm_pack_attn_tp(p);
   if (m->dense_intermediate % tp != 0 || m->shared_intermediate % tp != 0)
     return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
                    "found tp %u, expected a divisor of %u and %u columns of dense layers and shared experts", tp, m->dense_intermediate,
                    m->shared_intermediate);
-  if (mm_model_cuts(m, tp, ep)) return true;
-  return mm_fail(b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
-                 "found tp %u, ep %u; expected a tp that divides %u heads, and %u kv heads (%u index heads) or the other way round, an ep "
-                 "that divides %u "
-                 "experts, and tp / ep their %u columns",
-                 tp, ep, m->heads, m->kv_heads, m->index_heads, m->experts, m->intermediate);
+  if (mm_model_cuts(m, tp, attn, ep)) return true;
+  return mm_fail(
+      b->err, MM_INTEGRITY, "E_TP", mm_at(p->dir, NULL),
+      "found tp %u of attention, %u of experts, ep %u; expected the first to divide %u heads, and %u kv heads (%u index heads) or "
+      "the other way round, an ep that divides %u experts, and tp / ep their %u columns",
+      attn, tp, ep, m->heads, m->kv_heads, m->index_heads, m->experts, m->intermediate);
 }
 
-/* The vocabulary's rows on a rank, padding included: those of the embedding, unless the ranks together had more than ids can count. */
+/* The vocabulary's rows on a rank, padding included: those of the embedding, unless its group's ranks together had more than ids can
+ * count. */
 static share vocab_share(const binding *b) {
-  uint32_t tp = b->s->pack.tp, V = b->m->vocab;
+  uint32_t tp = mm_pack_attn_tp(&b->s->pack), V = b->m->vocab;
   const mm_pack_tensor *t = find(b, "model.embed_tokens.weight");
-  uint64_t local = t && (uint64_t)t->rows * tp <= INT32_MAX ? t->rows : mm_ceil_div(V, tp), from = mm_min(local * b->rank, V);
+  uint64_t local = t && (uint64_t)t->rows * tp <= INT32_MAX ? t->rows : mm_ceil_div(V, tp), from = mm_min(local * (b->rank % tp), V);
   return (share){V, local, {0, (uint32_t)from, (uint32_t)mm_min(local, V - from)}};
 }
 
@@ -282,21 +283,21 @@ static bool open_binding(binding *b, const mm_shards *s, mm_err *err) {
 
 static void set_rank(binding *b, uint32_t stage, uint32_t rank) {
   const mm_model *m = b->m;
-  uint64_t tp = b->s->pack.tp, d = m->head_dim, q = m->heads / tp * d;
+  const uint64_t tp = mm_pack_attn_tp(&b->s->pack), d = m->head_dim, q = m->heads / tp * d, of = rank % tp;
   b->rank = rank;
   b->stage = stage;
   b->hidden = uncut(m->hidden);
-  b->heads = run_of(m->heads * d, rank * q, q);
-  b->kv = run_of(m->kv_heads * d, rank * (uint64_t)m->kv_heads / tp * d, mm_max(1, m->kv_heads / tp) * d);
+  b->heads = run_of(m->heads * d, of * q, q);
+  b->kv = run_of(m->kv_heads * d, of * m->kv_heads / tp * d, mm_max(1, m->kv_heads / tp) * d);
   const uint64_t dim = m->index_dim;
-  b->index = run_of(m->index_heads * dim, rank * (uint64_t)m->index_heads / tp * dim, mm_max(1, m->index_heads / tp) * dim);
+  b->index = run_of(m->index_heads * dim, of * m->index_heads / tp * dim, mm_max(1, m->index_heads / tp) * dim);
   b->inter = inter_share(b);
   b->vocab = vocab_share(b);
 }
 
 bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err) {
   const mm_pack *p = &s->pack;
-  *w = (mm_rank_weights){.rank = rank % p->tp, .tp = p->tp};
+  *w = (mm_rank_weights){.rank = rank % p->tp, .tp = p->tp, .attn_tp = p->attn_tp};
   binding b;
   bool ok = open_binding(&b, s, err) && (w->layer = mm_calloc(p->model.layers, sizeof *w->layer, err));
   if (ok) {

@@ -134,6 +134,10 @@ static bool describe(minimax_checkpoint *c, mm_err *err) {
   if (mm_pack_placed(p))
     return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(p->dir, NULL),
                    "found experts placed by --place, which first_matrix cannot say; expected a conversion without it");
+  if (p->attn_tp)
+    return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(p->dir, NULL),
+                   "found attention cut for %u of %u ranks by --attn-tp, which minimax_info cannot say; expected a conversion without it",
+                   p->attn_tp, p->tp);
   c->plan = mm_digest_hex(&p->plan);
   c->info = (minimax_info){OF(p, dir),     OF(p, tool),  .plan = c->plan.text,      OF(p, quant),  OF(m, architecture), OF(p, tp),
                            OF(p, ep),      OF(p, pp),    .ranks = mm_pack_ranks(p), OF(m, layers), OF(m, hidden),       OF(m, vocab),

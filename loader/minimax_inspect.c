@@ -150,7 +150,9 @@ static void print_packed(const mm_inspect_args *a, const mm_pack *p, size_t coun
   mm_show_to(stdout, p->tool);
   fputs(", ", stdout);
   mm_show_to(stdout, p->model.architecture);
-  printf(", --tp %u --ep %u --pp %u --quant \"", p->tp, p->ep, p->pp);
+  printf(", --tp %u --ep %u --pp %u ", p->tp, p->ep, p->pp);
+  if (p->attn_tp) printf("--attn-tp %u ", p->attn_tp);
+  fputs("--quant \"", stdout);
   mm_show_to(stdout, p->quant);
   fputs("\" --tp-align ", stdout);
   printf("%s%s", mm_align_word(p->tp_align), mm_pack_placed(p) ? " --place" : "");
@@ -260,6 +262,7 @@ static void put_packed(mm_json *o, const mm_inspect_args *a, const mm_pack *p) {
               {"tp", mm_json_new_int(p->tp)}, {"ep", mm_json_new_int(p->ep)}, {"pp", mm_json_new_int(p->pp)},
               {"quant", mm_json_new_str(p->quant)}, {"tp_align", mm_json_new_str(mm_align_word(p->tp_align))},
               {"plan", mm_json_new_digest(&p->plan)});
+  if (p->attn_tp) mm_json_put_int(o, "attn_tp", p->attn_tp);
   mm_json *ranks = mm_json_put_list(o, "ranks"), *companions = mm_json_put_list(o, "companions");
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++) {
     if (!rank_wanted(a, r)) continue;
@@ -314,7 +317,9 @@ static bool print_listing(const mm_inspect_args *a, const mm_listing *l, mm_err 
 /* How two tensors with equal type and shape differ in what is stored of them; NULL if they do not, on every rank of either directory. */
 static const char *packed_difference(const mm_listing *a, const mm_inspect_row *x, const mm_listing *b, const mm_inspect_row *y) {
   const mm_pack *p = &a->shards.pack, *q = &b->shards.pack;
-  if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp || p->tensor[x->index].stage != q->tensor[y->index].stage) return "bytes";
+  if (p->tp != q->tp || p->ep != q->ep || p->pp != q->pp || p->attn_tp != q->attn_tp ||
+      p->tensor[x->index].stage != q->tensor[y->index].stage)
+    return "bytes";
   const mm_expert_order *m = &p->tensor[x->index].order, *n = &q->tensor[y->index].order;
   if (!m->expert != !n->expert || (m->expert && memcmp(m->expert, n->expert, p->model.experts * sizeof *m->expert) != 0)) return "experts";
   uint32_t first = p->tensor[x->index].stage * p->tp;

@@ -107,6 +107,7 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                         .tp = s->pack.tp,
                         .ep = s->pack.ep,
                         .pp = s->pack.pp,
+                        .attn_tp = s->pack.attn_tp,
                         .align = s->pack.tp_align,
                         .part_size = UINT64_MAX / 2};
   size_t n = s->pack.tensor_count;

@@ -136,7 +136,7 @@ static bool check_columns(const mm_random_model *r, const mm_model *m, mm_err *e
 
 bool mm_random_check(const mm_random_model *r, const mm_model *m, mm_err *err) {
   const uint32_t tp = r->tp, ep = r->ep;
-  if (mm_model_cuts(m, tp, ep) && r->pp && r->pp <= m->layers) return check_columns(r, m, err);
+  if (mm_model_cuts(m, tp, tp, ep) && r->pp && r->pp <= m->layers) return check_columns(r, m, err);
   return mm_fail(
       err, MM_USAGE, "E_TP", mm_at(NULL, NULL),
       "found tp %u, ep %u, pp %u; expected a tp that divides %u heads, %u and %u columns of dense layers and shared experts, and "

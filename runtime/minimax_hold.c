@@ -94,7 +94,9 @@ static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   if (!h->ops->weights.hold)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, which reads weights where the page cache has them: nothing is to be held", h->ops->name);
-  if (!mm_shards_open_as(&h->shards, a->operand[0], &a->dummy, err) || !mm_ops_run(h->ops, &h->shards.pack.model, err)) return false;
+  if (!mm_shards_open_as(&h->shards, a->operand[0], &a->dummy, err) || !mm_ops_run(h->ops, &h->shards.pack.model, err) ||
+      !mm_ops_run_groups(h->ops, &h->shards.pack, err))
+    return false;
   mm_hold *const path = mm_hold_open(a->operand[1], NULL, 0, err); /* what is wrong with it is said before the weights are read */
   mm_hold_close(path);
   if (!path) return false;

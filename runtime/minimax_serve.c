@@ -71,6 +71,8 @@ static void say_cache(const mm_server *v) {
   if (!c.tokens) return;
   mm_log_say(&v->log, "KV cache: %llu tokens (%.2f GiB on each rank), a full sequence of %u fits %llu times", (unsigned long long)c.tokens,
              (double)c.bytes / (1 << 30), longest, (unsigned long long)c.sequences);
+  if (mm_engine_groups(v->engine) > 1)
+    mm_log_say(&v->log, "attention: %u groups of ranks, each with slots and an equal part of the KV cache", mm_engine_groups(v->engine));
 }
 
 /* Which code runs on the device, where there are several. */
@@ -80,11 +82,11 @@ static void say_kernels(serve *s) {
   if (ops && ops->kernels && *ops->kernels()) mm_log_say(&s->server.log, "%s", ops->kernels());
 }
 
-/* Tokens of the longest sequence: of a cache that was given no room for more, fewer than --max-model-len. */
+/* Tokens of the longest sequence: of a cache, or part of it for a group, that was given no room for more, fewer than --max-model-len. */
 static uint32_t positions_of(const mm_loaded *l) {
   mm_scheduler_stats stats;
   mm_scheduler_stats_read(l->scheduler, &stats);
-  return stats.pages ? (uint32_t)mm_min(l->positions, (uint64_t)stats.pages * MM_PAGE) : l->positions;
+  return stats.pages ? (uint32_t)mm_min(l->positions, (uint64_t)(stats.pages / mm_scheduler_groups(l->scheduler)) * MM_PAGE) : l->positions;
 }
 
 static void join_loader(serve *s) {

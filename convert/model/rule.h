@@ -26,7 +26,7 @@ typedef enum mm_dim {
   MM_DIM_SHARED    /* I of the shared expert */
 } mm_dim;
 
-/* How a tensor is divided over tensor-parallel ranks. */
+/* How a tensor is divided over tensor-parallel ranks: tp of them, or for attention, embedding and head attn_tp. */
 typedef enum mm_divide {
   MM_WHOLE,      /* every rank holds all of it */
   MM_ROWS,       /* rows in tp equal runs (whole heads) */

@@ -26,14 +26,17 @@ bool mm_cut_feasible(const mm_model *m, const mm_plan_options *o, const char *fi
   char list[256] = "one of 1";
   size_t n = strlen(list);
   for (uint32_t t = 2; t <= m->heads && n + 8 < sizeof list; t++)
-    if (mm_model_cuts(m, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
+    if (mm_model_cuts(m, t, t, 1)) n += (size_t)snprintf(list + n, sizeof list - n, ", %u", t);
   const uint32_t tp = o->tp, ep = o->ep, kv = m->kv_heads, index = m->index_heads;
-  const refusal of_tp = {file, "--tp", tp, list}, of_ep = {file, "--ep", ep, "a common divisor"},
-                of_pp = {file, "--pp", o->pp, "at most that"};
-  if (m->heads % tp != 0) return refuse(of_tp, err, "num_attention_heads %u is not a multiple of it", m->heads);
-  if (kv % tp != 0 && tp % kv != 0) return refuse(of_tp, err, "num_key_value_heads %u neither divides it nor is divided by it", kv);
-  if (index && index % tp != 0 && tp % index != 0)
-    return refuse(of_tp, err, "sparse_num_index_heads %u neither divides it nor is divided by it", index);
+  const uint32_t attn = o->attn_tp ? o->attn_tp : tp;
+  const refusal of_tp = {file, "--tp", tp, list}, of_attn = {file, o->attn_tp ? "--attn-tp" : "--tp", attn, list},
+                of_ep = {file, "--ep", ep, "a common divisor"}, of_pp = {file, "--pp", o->pp, "at most that"};
+  const refusal of_groups = {file, "--attn-tp", attn, "a divisor"};
+  if (tp % attn != 0) return refuse(of_groups, err, "--tp %u is not a multiple of it", tp);
+  if (m->heads % attn != 0) return refuse(of_attn, err, "num_attention_heads %u is not a multiple of it", m->heads);
+  if (kv % attn != 0 && attn % kv != 0) return refuse(of_attn, err, "num_key_value_heads %u neither divides it nor is divided by it", kv);
+  if (index && index % attn != 0 && attn % index != 0)
+    return refuse(of_attn, err, "sparse_num_index_heads %u neither divides it nor is divided by it", index);
   if (m->dense_intermediate % tp != 0 || m->shared_intermediate % tp != 0)
     return refuse(of_tp, err, "dense_intermediate_size %u and shared_intermediate_size %u are not both multiples of it",
                   m->dense_intermediate, m->shared_intermediate);
@@ -56,19 +59,32 @@ static void pad_to_blocks(mm_cut *c, uint32_t tp, uint32_t block) {
   c->local = widest;
 }
 
+/* Ranks that a tensor is cut for, and repeated behind: all for experts, MLPs and shared experts. */
+static uint32_t ranks_of(const mm_plan *p, const mm_rule *r) {
+  const bool expert = r->divide == MM_INTER_ROWS || r->divide == MM_INTER_COLS;
+  const bool mlp = r->rows == MM_DIM_DENSE || r->cols == MM_DIM_DENSE || r->rows == MM_DIM_SHARED || r->cols == MM_DIM_SHARED;
+  return expert || mlp ? p->pack.tp : mm_pack_attn_tp(&p->pack);
+}
+
+/* Ranks from `ranks` on hold what those before them do. */
+static void repeat(mm_cut *c, uint32_t ranks, uint32_t tp) {
+  for (uint32_t i = ranks; i < tp; i++) c->rank[i] = c->rank[i % ranks];
+}
+
 static bool fill(mm_plan *p, const mm_rule *r, mm_align align, mm_cut *c, mm_err *err) {
   const mm_model *m = &p->pack.model;
-  uint32_t tp = p->pack.tp;
+  const uint32_t all = p->pack.tp, tp = ranks_of(p, r);
   bool cols = r->divide == MM_COLS || r->divide == MM_INTER_COLS;
   c->axis = r->divide == MM_WHOLE ? MM_AXIS_NONE : cols ? MM_AXIS_COLS : MM_AXIS_ROWS;
   if (c->axis == MM_AXIS_NONE) return true;
   c->whole = mm_dim_extent(cols ? r->cols : r->rows, m);
-  c->rank = mm_arena_alloc(&p->pack.arena, tp * sizeof *c->rank, err);
+  c->rank = mm_arena_alloc(&p->pack.arena, all * sizeof *c->rank, err);
   if (!c->rank) return false;
   if (r->divide == MM_KV_ROWS || r->divide == MM_INDEX_ROWS) {
     const uint32_t heads = r->divide == MM_KV_ROWS ? m->kv_heads : m->index_heads, each = c->whole / heads;
     c->local = (heads >= tp ? heads / tp : 1) * each;
     for (uint32_t i = 0; i < tp; i++) c->rank[i] = (mm_range){0, (uint32_t)((uint64_t)i * heads / tp) * each, c->local};
+    repeat(c, tp, all);
     return true;
   }
   bool inter = r->divide == MM_INTER_ROWS || r->divide == MM_INTER_COLS;
@@ -80,6 +96,7 @@ static bool fill(mm_plan *p, const mm_rule *r, mm_align align, mm_cut *c, mm_err
     c->rank[i] = (mm_range){0, (uint32_t)from, (uint32_t)mm_min(c->local, c->whole - from)};
   }
   if (align == MM_ALIGN_PAD && inter) pad_to_blocks(c, tp, 128);
+  repeat(c, tp, all);
   return true;
 }
 

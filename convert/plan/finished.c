@@ -134,10 +134,12 @@ bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
     other(dir, "--layout", err);
   else if (packed && mm_digest_equal(&is.plan, &own->plan))
     other(dir, "--compress", err);
-  else if (packed && (is.tp != own->tp || is.ep != own->ep || is.pp != own->pp || is.tp_align != own->tp_align))
+  else if (packed && !mm_pack_same_cut(&is, own))
     mm_fail(err, MM_USAGE, "E_RESUME", at,
-            "found a finished conversion with --tp %u --ep %u --pp %u --tp-align %s, expected --tp %u --ep %u --pp %u --tp-align %s %s",
-            is.tp, is.ep, is.pp, mm_align_word(is.tp_align), own->tp, own->ep, own->pp, mm_align_word(own->tp_align), tail);
+            "found a finished conversion with --tp %u --attn-tp %u --ep %u --pp %u --tp-align %s, expected --tp %u --attn-tp %u --ep %u "
+            "--pp %u --tp-align %s %s",
+            is.tp, mm_pack_attn_tp(&is), is.ep, is.pp, mm_align_word(is.tp_align), own->tp, mm_pack_attn_tp(own), own->ep, own->pp,
+            mm_align_word(own->tp_align), tail);
   else if (packed && strcmp(is.quant, own->quant) != 0)
     mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with --quant \"%.300s\", expected \"%.300s\" %s", is.quant,
             own->quant, tail);

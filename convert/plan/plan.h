@@ -15,6 +15,7 @@
 typedef struct mm_plan_options {
   const char *quant;               /* a recipe (recipe.h): "none", "bf16", "nvfp4a16; *self_attn*=block_fp8" */
   uint32_t tp, ep, pp;             /* ep divides tp: tp/ep ranks share experts and cut them; pp stages of whole layers */
+  uint32_t attn_tp;                /* ranks that attention, embedding and head are cut for, a divisor of tp; 0: tp */
   mm_align align;                  /* what to do where a cut falls inside a scale's block */
   uint64_t part_size;              /* a part ends before it would exceed this (one larger tensor still gets a part of its own); 0: by the
                                     * output's size, so that a source that is freed part by part needs little room (mm_lay_out) */

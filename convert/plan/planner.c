@@ -534,6 +534,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   p->pack.tp = o->tp;
   p->pack.ep = o->ep;
   p->pack.pp = o->pp;
+  p->pack.attn_tp = o->attn_tp == o->tp ? 0 : o->attn_tp;
   p->pack.tp_align = o->align;
   mm_hf_left_out(hf, b.arch, &p->pack);
   if (o->load && !mm_placement_open(&p->placement, &p->pack, o->load, err)) return false;

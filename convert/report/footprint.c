@@ -29,9 +29,9 @@ mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
     if ((uint64_t)l * p->pack.pp / m->layers != rank / p->pack.tp) continue; /* of another stage */
     if (m->attn[l] == MM_ATTN_SPARSE) f.kv_token += 2 * m->index_dim;
     if (mm_attn_has_cache(m->attn[l]))
-      f.kv_token += 2 * 2 * mm_max(1, m->kv_heads / p->pack.tp) * m->head_dim;
+      f.kv_token += 2 * 2 * mm_max(1, m->kv_heads / mm_pack_attn_tp(&p->pack)) * m->head_dim;
     else
-      f.state += sizeof(float) * (uint64_t)(m->heads / p->pack.tp) * m->head_dim * m->head_dim;
+      f.state += sizeof(float) * (uint64_t)(m->heads / mm_pack_attn_tp(&p->pack)) * m->head_dim * m->head_dim;
   }
   return f;
 }
@@ -55,6 +55,9 @@ static bool judge(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens
   uint64_t pages = mm_most_pages(&d);
   *fit = false, *tokens = 0;
   bool taken = mm_gpu_takes_model(&p->pack.model, p->pack.tp, no);
+  if (taken && p->pack.attn_tp)
+    taken = mm_fail(no, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL),
+                    "found --attn-tp %u, the cuda backend runs attention cut for all ranks", p->pack.attn_tp);
   for (uint32_t r = 0; taken && r < mm_pack_ranks(&p->pack); r++) {
     mm_rank_weights w;
     mm_rank_memory need;
@@ -90,12 +93,13 @@ bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_o
     mm_plan other = {0};
     mm_err no = {0}, ignored = {0};
     uint64_t tokens;
-    with.tp = tp;
+    with.tp = tp, with.attn_tp = 0;
     with.ranks = NULL;
     if (tp == p->pack.tp && v->fits) v->tp = tp;
     /* No rank is smaller than its share of all, where that has no padding: the plan need not be built to refuse it. */
     const uint64_t share = o->align == MM_ALIGN_PAD ? 0 : p->output_bytes / p->pack.pp / mm_max(p->pack.tp, tp);
-    if (v->tp || tp == p->pack.tp || share > usable || !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no)) continue;
+    if (v->tp || (tp == p->pack.tp && !p->pack.attn_tp) || share > usable || !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no))
+      continue;
     bool fit = false;
     const bool built = mm_plan_build(&other, hf, &with, &no), judged = built && judge(&other, memory, &fit, &tokens, &ignored, &no);
     if (fit) v->tp = tp;

@@ -84,6 +84,7 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
                            {"source_tensors", mm_json_new_u64(used_names(p))}, {"source_bytes", mm_json_new_u64(p->source_bytes)},
                            {"output_tensors", mm_json_new_u64(output_tensors(p))}, {"output_bytes", mm_json_new_u64(p->output_bytes)},
                            {"parts", mm_json_new_int(p->part_count)});
+  if (p->pack.attn_tp) mm_json_put_int(j, "attn_tp", p->pack.attn_tp);
   if (p->layout->target_formats) {
     const char *what;
     mm_json_put_text(j, "dialect", mm_target_format_name(p->target_format));
@@ -144,10 +145,17 @@ static void print_ranks(FILE *f, const mm_plan *p) {
   }
 }
 
+static void put_cut(FILE *f, const mm_pack *p) {
+  fprintf(f, "--tp %u ", p->tp);
+  if (p->attn_tp) fprintf(f, "--attn-tp %u ", p->attn_tp);
+  fprintf(f, "--ep %u --pp %u ", p->ep, p->pp);
+}
+
 static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
   char memory[32];
   const unsigned long long most = p->pack.model.max_positions, tokens = v->tokens;
-  fprintf(f, "GPUs of %s: --tp %u --ep %u --pp %u ", sized(memory, v->memory), p->pack.tp, p->pack.ep, p->pack.pp);
+  fprintf(f, "GPUs of %s: ", sized(memory, v->memory));
+  put_cut(f, &p->pack);
   if (*v->refused)
     fprintf(f, "is refused: %s", v->refused);
   else if (tokens)
@@ -184,7 +192,7 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
     fprintf(f, "plan: --layout hf%s%s --quant \"", p->target_format ? " --dialect " : "",
             p->target_format ? mm_target_format_name(p->target_format) : "");
   else
-    fprintf(f, "plan: --tp %u --ep %u --pp %u --quant \"", p->pack.tp, p->pack.ep, p->pack.pp);
+    fputs("plan: ", f), put_cut(f, &p->pack), fputs("--quant \"", f);
   mm_show_to(f, p->pack.quant);
   fprintf(f, "\": %zu %s tensors, %u %s, %llu bytes (%s) in all\n", output_tensors(p), p->layout->kind, p->part_count,
           p->part_count == 1 ? "part" : "parts", (unsigned long long)p->output_bytes, sized(size, p->output_bytes));

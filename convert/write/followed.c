@@ -136,9 +136,7 @@ bool mm_followed_finish(mm_writer *w, mm_err *err) {
 /* ---- a target that is there ---- */
 
 /* What the manifest says of its options is what this plan has. */
-static bool same_options(const mm_pack *a, const mm_pack *b) {
-  return a->tp == b->tp && a->ep == b->ep && a->pp == b->pp && a->tp_align == b->tp_align && strcmp(a->quant, b->quant) == 0;
-}
+static bool same_options(const mm_pack *a, const mm_pack *b) { return mm_pack_same_cut(a, b) && strcmp(a->quant, b->quant) == 0; }
 
 bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
   mm_pack made = {0};

@@ -55,22 +55,24 @@ static uint64_t source_check(const mm_hf_file *f, bool followed) {
   return check_of(&s);
 }
 
-enum { CUT_BITS = 12 }; /* of each of tp, ep and pp */
+enum { CUT_BITS = 12, CUT_MASK = (1 << CUT_BITS) - 1, ATTN_AT = 3 * CUT_BITS + 3 }; /* of each of tp, ep, pp, and attn_tp at ATTN_AT */
 _Static_assert(MM_MAX_TP < 1 << CUT_BITS && MM_MAX_LAYERS < 1 << CUT_BITS, "a cut fits its bits");
 
-/* tp, ep, pp, the alignment and the layout, from the lowest bits. */
+/* tp, ep, pp, the alignment, the layout and attn_tp, from the lowest bits. */
 static uint64_t cut_words(const mm_plan *p) {
   const mm_pack *k = &p->pack;
   return (uint64_t)k->tp | (uint64_t)k->ep << CUT_BITS | (uint64_t)k->pp << 2 * CUT_BITS | (uint64_t)k->tp_align << 3 * CUT_BITS |
-         p->layout->code << (3 * CUT_BITS + 2);
+         p->layout->code << (3 * CUT_BITS + 2) | (uint64_t)k->attn_tp << ATTN_AT;
 }
 
 /* As options; the journal's words may be anything. */
 static const char *cut_text(uint64_t cut, char out[160]) {
-  const unsigned most = (1u << CUT_BITS) - 1;
+  char attn[32] = "";
   const char *align = mm_align_word((mm_align)mm_min(cut >> 3 * CUT_BITS & 3, MM_ALIGN_ERROR));
-  snprintf(out, 160, "--tp %u --ep %u --pp %u --tp-align %s --layout %s", (unsigned)cut & most, (unsigned)(cut >> CUT_BITS) & most,
-           (unsigned)(cut >> 2 * CUT_BITS) & most, align, cut >> (3 * CUT_BITS + 2) & 1 ? "hf" : "packed");
+  if (cut >> ATTN_AT & CUT_MASK) snprintf(attn, sizeof attn, " --attn-tp %u", (unsigned)(cut >> ATTN_AT & CUT_MASK));
+  snprintf(out, 160, "--tp %u%s --ep %u --pp %u --tp-align %s --layout %s", (unsigned)(cut & CUT_MASK), attn,
+           (unsigned)(cut >> CUT_BITS & CUT_MASK), (unsigned)(cut >> 2 * CUT_BITS & CUT_MASK), align,
+           cut >> (3 * CUT_BITS + 2) & 1 ? "hf" : "packed");
   return out;
 }
 

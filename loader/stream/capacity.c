@@ -92,7 +92,7 @@ static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_dema
   if (d->calibration) x.rows = mm_max(2, x.rows);
   if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_INVARIANT, x.rows);
   x.pairs = x.rows * m->top_k;
-  x.heads = m->heads / w->tp, x.kv_heads = mm_max(1, m->kv_heads / w->tp);
+  x.heads = m->heads / mm_attn_tp(w), x.kv_heads = mm_max(1, m->kv_heads / mm_attn_tp(w));
   for (uint32_t l = w->layer_first; l < w->layer_end; l++)
     x.inter = mm_max(x.inter, w->layer[l].w2.k), x.qkv = mm_max(x.qkv, w->layer[l].qkv.n),
     x.dense = mm_max(x.dense, w->layer[l].mlp_down.k);
@@ -157,7 +157,7 @@ static void add_by_block(uint64_t *sum, const sizes *x, uint64_t index_heads) {
 /* What extended models add: index rows, scores and lists of blocks, rows of MLPs, parts of rows that several blocks read. */
 static void add_extended(uint64_t *sum, const sizes *x) {
   const mm_model *m = x->m;
-  const uint64_t heads = mm_max(1, m->index_heads / x->w->tp), part = MM_DEVICE_BLOCK_GROUP * (m->head_dim + UINT64_C(2)) * 4;
+  const uint64_t heads = mm_max(1, m->index_heads / mm_attn_tp(x->w)), part = MM_DEVICE_BLOCK_GROUP * (m->head_dim + UINT64_C(2)) * 4;
   bool sparse = false;
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++) sparse |= m->attn[l] == MM_ATTN_SPARSE;
   if (sparse) {

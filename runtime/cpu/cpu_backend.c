@@ -65,7 +65,7 @@ static bool open_position_tables(mm_backend *b, mm_err *err) {
   b->inv_freq = matrix(b, 1, m->rotary_dim / 2, err);
   b->rope = matrix(b, b->c.limits.max_tokens, m->rotary_dim, err);
   if (!b->slope || !b->inv_freq || !b->rope) return false;
-  uint32_t first_head = b->c.weights->rank * b->heads;
+  uint32_t first_head = b->groups.own.rank * b->heads;
   for (uint32_t l = 0; l < m->layers; l++)
     for (uint32_t h = 0; h < b->heads; h++) b->slope[(size_t)l * b->heads + h] = (float)mm_lightning_decay(m, l, first_head + h);
   for (uint32_t i = 0; i < m->rotary_dim / 2; i++) b->inv_freq[i] = mm_rope_inv_freq(m, i);
@@ -175,7 +175,7 @@ static void cpu_close(mm_backend *b) {
   free(b->cache);
   free(b->state);
   free(b->moe.load);
-  free(b->logits);
+  free(b->logits.row);
   mm_team_close(b->team);
   mm_arena_close(&b->arena);
   free(b);
@@ -189,9 +189,11 @@ static mm_backend *cpu_open(const mm_backend_config *c, mm_err *err) {
   mm_backend *b = mm_calloc(1, sizeof *b, err);
   if (!b) return NULL;
   b->c = *c;
-  b->heads = c->model->heads / c->weights->tp;
-  b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / c->weights->tp);
-  if (c->model->index_heads) b->index_heads = (uint32_t)mm_max(1, c->model->index_heads / c->weights->tp);
+  b->groups.stage = (mm_cpu_ranks){c->comm, c->weights->rank, c->weights->tp};
+  b->ranks = b->groups.own = (mm_cpu_ranks){c->group ? c->group : c->comm, mm_attn_rank(c->weights), mm_attn_tp(c->weights)};
+  b->heads = c->model->heads / b->groups.own.count;
+  b->kv_heads = (uint32_t)mm_max(1, c->model->kv_heads / b->groups.own.count);
+  if (c->model->index_heads) b->index_heads = (uint32_t)mm_max(1, c->model->index_heads / b->groups.own.count);
   b->d = c->model->head_dim;
   b->swiglu = (mm_cpu_swiglu){(float)c->model->act_alpha, (float)c->model->act_limit, (float)c->model->act_beta};
   b->vectors = mm_cpu_vectors_here();
@@ -239,21 +241,23 @@ static void copy_pages(const mm_backend *b, const mm_paging *p) {
     for (size_t i = 0; c->k && i < (size_t)p->copies * b->kv_heads; i++) {
       const mm_page_copy *copy = &p->copy[i / b->kv_heads];
       const uint32_t h = (uint32_t)(i % b->kv_heads);
-      const size_t from = mm_cpu_cell(b, copy->from, h, 0), to = mm_cpu_cell(b, copy->to, h, 0);
+      const size_t from = mm_cpu_cell(b, copy->from - p->first, h, 0), to = mm_cpu_cell(b, copy->to - p->first, h, 0);
       const size_t bytes = (size_t)copy->tokens * b->d * b->kv_size;
       memcpy(c->k + to, c->k + from, bytes);
       memcpy(c->v + to, c->v + from, bytes);
     }
     for (uint32_t i = 0; c->index && i < p->copies; i++)
-      memcpy(mm_cpu_index_key(b, c, p->copy[i].to, 0), mm_cpu_index_key(b, c, p->copy[i].from, 0), p->copy[i].tokens * b->mapped.index_key);
+      memcpy(mm_cpu_index_key(b, c, p->copy[i].to - p->first, 0), mm_cpu_index_key(b, c, p->copy[i].from - p->first, 0),
+             p->copy[i].tokens * b->mapped.index_key);
   }
 }
 
 static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const uint32_t of_draft = b->c.draft && b->c.draft->c.kind == MM_DRAFT_EAGLE3 ? b->c.draft->c.draft_vocab : 0;
   size_t logits = (size_t)batch->out_count * mm_max(b->c.weights->vocab_rows, of_draft);
-  if (!MM_GROW(b->logits, &b->logits_cap, logits, err)) return false;
-  b->batch = batch;
+  if (!MM_GROW(b->logits.row, &b->logits.cap, logits, err)) return false;
+  b->batch = b->groups.batch = batch;
+  b->ranks = b->groups.own;
   b->err.status = MM_OK;
   if (batch->paging) copy_pages(b, batch->paging), mm_cpu_draft_copy(b, batch->paging);
   turn_rows(b);
@@ -262,7 +266,7 @@ static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 
 static bool cpu_end(mm_backend *b, float *out, mm_err *err) {
   if (b->err.status != MM_OK) return mm_fail_as(err, &b->err);
-  if (b->batch->out_count) memcpy(out, b->logits, (size_t)b->batch->out_count * b->logits_width * sizeof *out);
+  if (b->batch->out_count) memcpy(out, b->logits.row, (size_t)b->batch->out_count * b->logits.width * sizeof *out);
   return true;
 }
 
@@ -270,10 +274,12 @@ static void cpu_copy(mm_backend *b, mm_act to, mm_act from) {
   memcpy(to.data, from.data, (size_t)b->batch->tokens * to.width * sizeof(float));
 }
 
-static void cpu_send(mm_backend *b, mm_act x) { mm_comm_send(b->c.comm, b->c.weights->rank, x.data, (size_t)b->batch->tokens * x.width); }
+static void cpu_send(mm_backend *b, mm_act x) {
+  mm_comm_send(b->groups.stage.comm, b->groups.stage.rank, x.data, (size_t)b->batch->tokens * x.width);
+}
 /* Where nothing comes the step fails elsewhere. */
 static void cpu_receive(mm_backend *b, mm_act x) {
-  (void)mm_comm_receive(b->c.comm, b->c.weights->rank, x.data, (size_t)b->batch->tokens * x.width);
+  (void)mm_comm_receive(b->groups.stage.comm, b->groups.stage.rank, x.data, (size_t)b->batch->tokens * x.width);
 }
 
 static bool cpu_read(mm_backend *b, mm_act a, uint32_t rows, float *out, mm_err *err) {
@@ -347,8 +353,7 @@ const mm_ops mm_ops_cpu = {
               mm_cpu_eagle_before, mm_cpu_eagle_chain},
     .calibration = true,
     .pins = true,
-    .send = cpu_send,
-    .receive = cpu_receive,
+    .ranks = {cpu_send, cpu_receive, mm_cpu_gather, mm_cpu_scatter},
     .experts_cut = true,
     .across = true,
     .batch_invariant = true,

@@ -83,8 +83,30 @@ typedef struct mm_cpu_mlp_buffers {
   float *out;      /* [max_tokens, H]: what a shared expert adds */
 } mm_cpu_mlp_buffers;
 
+/* Ranks that ops sum over, and this one's number among them. */
+typedef struct mm_cpu_ranks {
+  mm_comm *comm;
+  uint32_t rank, count;
+} mm_cpu_ranks;
+
+/* Groups of attention (mm_rank_weights.attn_tp). */
+typedef struct mm_cpu_groups {
+  mm_cpu_ranks stage, own; /* of the stage, and of the rank's group in it */
+  const mm_batch *batch;   /* the rows of its group in this step, */
+  uint32_t first;          /* and where they lie among those of all */
+} mm_cpu_groups;
+
+/* Of the step's outputs. */
+typedef struct mm_cpu_outputs {
+  float *row;     /* [out_count, vocab_rows], of an EAGLE-3 draft [out_count, draft_vocab] */
+  uint32_t width; /* which of them */
+  size_t cap;
+} mm_cpu_outputs;
+
 struct mm_backend {
   mm_backend_config c;
+  mm_cpu_groups groups;
+  mm_cpu_ranks ranks;          /* those of the rank's group, from gather to scatter those of the stage */
   uint32_t heads, kv_heads, d; /* on this rank */
   uint32_t index_heads;        /* the same; 0 without sparse layers */
   mm_arena arena;              /* every buffer below but the caches and logits */
@@ -119,17 +141,15 @@ struct mm_backend {
 
   mm_cpu_draft draft; /* nothing without c.draft */
 
-  const mm_batch *batch;
-  float *logits;         /* [out_count, vocab_rows], of an EAGLE-3 draft [out_count, draft_vocab] */
-  uint32_t logits_width; /* which of them */
-  size_t logits_cap;
+  const mm_batch *batch; /* the rows of ops: the group's, or those of all */
+  mm_cpu_outputs logits;
   mm_err err; /* the first failure of this step */
 };
 
 /* The page that holds tokens [i·MM_PAGE, (i + 1)·MM_PAGE) of a slot in this step. */
 static inline uint32_t mm_cpu_page(const mm_backend *b, uint32_t slot, uint32_t i) {
   const mm_paging *p = b->batch->paging;
-  return p ? p->table[(size_t)slot * p->per_slot + i] : slot * b->per_slot + i;
+  return p ? p->table[(size_t)slot * p->per_slot + i] - p->first : slot * b->per_slot + i;
 }
 /* Byte of a cache at which token `at` of a page lies, for one kv head. */
 static inline size_t mm_cpu_cell(const mm_backend *b, uint32_t page, uint32_t kv_head, uint32_t at) {
@@ -236,6 +256,8 @@ bool mm_cpu_prefetch_piece(void *prefetch);
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
+void mm_cpu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
+void mm_cpu_scatter(mm_backend *b, mm_act to, mm_act from);
 void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 /* Scratch that mm_cpu_gqa needs of a worker. */
 size_t mm_cpu_attention_floats(const mm_backend *b);

@@ -199,9 +199,9 @@ void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w) {
 }
 
 void mm_cpu_logits(mm_backend *b, mm_act x, const mm_packed *head) {
-  b->logits_width = head->n;
+  b->logits.width = head->n;
   mm_cpu_observe(b, head, 0, x.data, b->batch->out, b->batch->out_count);
-  mm_cpu_matmul(b, b->logits, x.data, b->batch->out, b->batch->out_count, head, MM_FORM_F32);
+  mm_cpu_matmul(b, b->logits.row, x.data, b->batch->out, b->batch->out_count, head, MM_FORM_F32);
 }
 
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
@@ -215,7 +215,7 @@ void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table) {
     else
       memset(mm_cpu_row(x, t), 0, x.width * sizeof(float));
   }
-  if (!whole) mm_comm_all_reduce_sum(b->c.comm, w->rank, x.data, (size_t)b->batch->tokens * x.width);
+  if (!whole) mm_comm_all_reduce_sum(b->ranks.comm, b->ranks.rank, x.data, (size_t)b->batch->tokens * x.width);
 }
 
 const float *mm_cpu_norm_vector(mm_backend *b, const mm_packed *w) {
@@ -242,8 +242,8 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
   const float *weight = mm_cpu_norm_vector(b, w);
   uint32_t n = o.width, T = b->batch->tokens;
   for (uint32_t t = 0; t < T; t++) b->sums[t] = mm_cpu_dot(mm_cpu_row(o, t), mm_cpu_row(o, t), n);
-  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->sums, T);
-  float whole = (float)n * (float)b->c.weights->tp;
+  mm_comm_all_reduce_sum(b->ranks.comm, b->ranks.rank, b->sums, T);
+  float whole = (float)n * (float)b->ranks.count;
   for (uint32_t t = 0; t < T; t++) {
     const float *x = mm_cpu_row(o, t), *g = mm_cpu_row(gate, t);
     float *out = mm_cpu_row(y, t), r = 1.0f / sqrtf(b->sums[t] / whole + (float)eps);
@@ -252,8 +252,21 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
 }
 
 void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
-  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, branch.data, (size_t)b->batch->tokens * h.width);
+  mm_comm_all_reduce_sum(b->ranks.comm, b->ranks.rank, branch.data, (size_t)b->batch->tokens * h.width);
   mm_cpu_combine_whole(b, h, n, residual, branch, scale, w, eps);
+}
+
+void mm_cpu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows) {
+  const mm_comm_rows part = {rows->first, b->groups.stage.count / b->groups.own.count, to.width};
+  mm_comm_gather_rows(b->groups.stage.comm, b->groups.stage.rank, from.data, to.data, &part);
+  b->batch = &rows->all, b->ranks = b->groups.stage;
+  b->groups.first = rows->first[b->groups.stage.rank / b->groups.own.count];
+}
+
+void mm_cpu_scatter(mm_backend *b, mm_act to, mm_act from) {
+  mm_comm_all_reduce_sum(b->groups.stage.comm, b->groups.stage.rank, from.data, (size_t)b->batch->tokens * from.width);
+  b->batch = b->groups.batch, b->ranks = b->groups.own;
+  memcpy(to.data, mm_cpu_row(from, b->groups.first), (size_t)b->batch->tokens * to.width * sizeof(float));
 }
 
 void mm_cpu_combine_whole(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,

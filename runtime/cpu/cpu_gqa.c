@@ -20,13 +20,13 @@ static void norm_each(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const 
 /* q and k of every row are normalised over all heads of all ranks, each with its own mean square. */
 static void norm_all(mm_backend *b, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm) {
   const mm_model *m = b->c.model;
-  uint32_t tp = b->c.weights->tp, T = b->batch->tokens, q = b->heads * b->d, k = b->kv_heads * b->d;
+  uint32_t tp = b->ranks.count, T = b->batch->tokens, q = b->heads * b->d, k = b->kv_heads * b->d;
   for (uint32_t t = 0; t < T; t++) {
     const float *row = mm_cpu_row(qkv, t);
     b->sums[2 * t] = mm_cpu_dot(row, row, q);
     b->sums[2 * t + 1] = mm_cpu_dot(row + q, row + q, k);
   }
-  mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->sums, 2 * (size_t)T);
+  mm_comm_all_reduce_sum(b->ranks.comm, b->ranks.rank, b->sums, 2 * (size_t)T);
   /* With more ranks than kv heads every kv head was counted once by each rank that holds it: k·tp counts it as often. */
   float whole_q = (float)q * (float)tp, whole_k = (float)k * (float)tp, eps = (float)m->norm_eps;
   const float *weight = mm_cpu_norm_vector(b, q_norm);

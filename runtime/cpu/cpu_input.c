@@ -65,7 +65,7 @@ void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w) {
   j.own = w->whole_k ? (uint32_t)mm_min(w->k, w->whole_k - w->first_k) : w->k;
   j.amaxes = mm_act_amaxes(f, w->whole_k ? w->whole_k : w->k);
   mm_cpu_each(b, rows, work, amax_row, &j);
-  if (w->whole_k) mm_comm_all_reduce_max(b->c.comm, b->c.weights->rank, b->amax, (size_t)rows * j.amaxes);
+  if (w->whole_k) mm_comm_all_reduce_max(b->ranks.comm, b->ranks.rank, b->amax, (size_t)rows * j.amaxes);
   mm_cpu_each(b, rows, work, round_row, &j);
 }
 

@@ -222,7 +222,7 @@ static void add_terms(const terms *t) {
 /* Collective: all ranks of the stage exchange the terms, so many columns at a time as there is memory for. */
 static void placed_down(const experts *j, uint32_t pairs, uint64_t work) {
   mm_backend *b = j->b;
-  const uint32_t n = j->w2->n, ways = b->c.weights->tp / (b->c.model->experts / j->w2->lead), way = b->c.weights->rank % ways;
+  const uint32_t n = j->w2->n, ways = b->ranks.count / (b->c.model->experts / j->w2->lead), way = b->ranks.rank % ways;
   const size_t fits = b->moe.term_floats / ways / pairs / MM_CPU_MANY * MM_CPU_MANY;
   for (uint32_t from = 0; from < n; from += (uint32_t)fits) {
     terms t = {.of = j, .from = from, .width = (uint32_t)mm_min(fits, n - from)};
@@ -230,7 +230,7 @@ static void placed_down(const experts *j, uint32_t pairs, uint64_t work) {
     memset(b->moe.term, 0, ways * each * sizeof *b->moe.term);
     t.own = b->moe.term + way * each;
     mm_cpu_each(b, mm_ceil_div(t.width, j->strip), work * t.width / n, term_strip, &t);
-    mm_comm_all_reduce_sum(b->c.comm, b->c.weights->rank, b->moe.term, ways * each);
+    mm_comm_all_reduce_sum(b->ranks.comm, b->ranks.rank, b->moe.term, ways * each);
     add_terms(&t);
   }
 }

@@ -99,3 +99,12 @@ bool mm_comm_all_gather(mm_comm *c, uint32_t rank, const void *mine, void *all, 
   mm_comm_barrier_end(c);
   return true;
 }
+
+void mm_comm_gather_rows(mm_comm *c, uint32_t rank, const float *mine, float *all, const mm_comm_rows *rows) {
+  c->gathered[rank] = mine;
+  if (!mm_comm_barrier(c, rank, 0)) return;
+  for (uint32_t g = 0; g < rows->groups; g++) /* of each group the first rank's */
+    memcpy(all + rows->first[g] * rows->width, c->gathered[g * (c->ranks / rows->groups)],
+           (rows->first[g + 1] - rows->first[g]) * rows->width * sizeof *all);
+  mm_comm_barrier_end(c);
+}

@@ -28,8 +28,21 @@ mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage
 
 mm_comm *mm_comm_open(uint32_t ranks, mm_err *err) { return mm_comm_open_across(ranks, NULL, 0, ranks, err); }
 
+bool mm_comm_split(mm_comm *c, uint32_t count, mm_err *err) {
+  if (!(c->part = mm_calloc(count, sizeof *c->part, err))) return false;
+  for (; c->parts < count; c->parts++) {
+    if (!(c->part[c->parts] = mm_comm_open(c->ranks / count, err))) return false;
+    c->part[c->parts]->whole = c;
+  }
+  return true;
+}
+
+mm_comm *mm_comm_part(mm_comm *c, uint32_t i) { return c->parts ? c->part[i] : c; }
+
 void mm_comm_close(mm_comm *c) {
   if (!c) return;
+  for (uint32_t i = 0; i < c->parts; i++) mm_comm_close(c->part[i]);
+  free(c->part);
   pthread_cond_destroy(&c->turn);
   pthread_mutex_destroy(&c->lock);
   free(c->message);
@@ -37,6 +50,7 @@ void mm_comm_close(mm_comm *c) {
 }
 
 static mm_comm *first_of(mm_comm *c) {
+  if (c->whole) c = c->whole;
   while (c->before) c = c->before;
   return c;
 }
@@ -48,11 +62,16 @@ static void abort_one(mm_comm *c) {
   pthread_cond_broadcast(&c->turn);
 }
 
+static void lock_and_abort(mm_comm *c) {
+  pthread_mutex_lock(&c->lock);
+  abort_one(c);
+  pthread_mutex_unlock(&c->lock);
+}
+
 void mm_comm_abort(mm_comm *c) {
   for (c = first_of(c); c; c = c->next) {
-    pthread_mutex_lock(&c->lock);
-    abort_one(c);
-    pthread_mutex_unlock(&c->lock);
+    lock_and_abort(c);
+    for (uint32_t i = 0; i < c->parts; i++) lock_and_abort(c->part[i]);
   }
 }
 
@@ -74,6 +93,7 @@ bool mm_comm_fail_reason(mm_comm *c, mm_err *cause) {
 }
 
 void mm_comm_reset(mm_comm *c) {
+  for (uint32_t i = 0; i < c->parts; i++) mm_comm_reset(c->part[i]);
   pthread_mutex_lock(&c->lock); /* who fails is no rank, and may come now */
   c->aborted = false;
   c->failure_known = c->no_memory = false;

@@ -28,6 +28,10 @@ mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage
  * rank of another process, so the others get only MM_LATE_S to come. MM_LIMIT where memory was short. */
 MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err);
 void mm_comm_close(mm_comm *c); /* accepts NULL */
+/* Opens `count` parts of a group whose ranks are all of this process, of ranks / count consecutive ranks each: groups of their own, whose
+ * ranks count from 0. An abort of the group or of a part aborts all; close and reset of the group include them. Once. */
+MM_MUST_USE bool mm_comm_split(mm_comm *c, uint32_t count, mm_err *err);
+mm_comm *mm_comm_part(mm_comm *c, uint32_t i); /* the group itself where it was not split */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_reset. */
 void mm_comm_abort(mm_comm *c);
 bool mm_comm_aborted(mm_comm *c);
@@ -41,6 +45,16 @@ void mm_comm_reset(mm_comm *c);
 void mm_comm_all_reduce_sum(mm_comm *c, uint32_t rank, float *x, size_t n);
 /* The same with the largest of each. */
 void mm_comm_all_reduce_max(mm_comm *c, uint32_t rank, float *x, size_t n);
+
+/* Rows of groups of consecutive ranks: those of group g are numbers first[g] to first[g + 1] - 1 of all. */
+typedef struct mm_comm_rows {
+  const uint32_t *first; /* [groups + 1] */
+  uint32_t groups;       /* divides the ranks */
+  size_t width;          /* numbers in a row */
+} mm_comm_rows;
+/* all[first[groups], width]: the rows of each group, which its ranks pass alike as mine. Unspecified if the group is aborted. Ranks of one
+ * process alone. */
+void mm_comm_gather_rows(mm_comm *c, uint32_t rank, const float *mine, float *all, const mm_comm_rows *rows);
 
 /* all[ranks]: what each rank passes, a pointer that must hold until all have used it. False if the group is aborted. */
 bool mm_comm_gather(mm_comm *c, uint32_t rank, const void *mine, const void **all);

@@ -21,12 +21,14 @@ struct mm_comm {
   uint64_t *arrived_at;        /* [ranks] the generation of the last barrier that each rank came to, + 1 */
   volatile uint32_t *word;     /* set by an abort, or NULL */
   mm_comm *before, *next;      /* stages */
-  float **mailbox;             /* [ranks]: rows that the stage before sends and nobody has taken */
-  const void **gathered;       /* [ranks]: each rank's part of the current gathering */
-  bool *sent, *received;       /* [ranks]: rows across a border between processes */
-  bool failure_known;          /* this process or another has said that it failed, */
-  bool failed_before;          /* and mm_comm_recover has not reset that; or the word reported a failure */
-  uint32_t last_word;          /* the word when it was not MM_COMM_GOES_ON last */
+  mm_comm **part, *whole;      /* [parts], and of a part the group that it is of; NULL without parts */
+  uint32_t parts;
+  float **mailbox;       /* [ranks]: rows that the stage before sends and nobody has taken */
+  const void **gathered; /* [ranks]: each rank's part of the current gathering */
+  bool *sent, *received; /* [ranks]: rows across a border between processes */
+  bool failure_known;    /* this process or another has said that it failed, */
+  bool failed_before;    /* and mm_comm_recover has not reset that; or the word reported a failure */
+  uint32_t last_word;    /* the word when it was not MM_COMM_GOES_ON last */
   bool no_memory;
   mm_err reason; /* of the first stage: given to mm_comm_fail */
   uint32_t left; /* ranks of this process that are back from the step */

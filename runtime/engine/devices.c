@@ -28,6 +28,14 @@ bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_option
                  "found --index-cache-dtype fp8; device %s keeps index keys in its own type alone, expected --device cpu", ops->name);
 }
 
+bool mm_ops_run_groups(const mm_ops *ops, const mm_pack *p, mm_err *err) {
+  if (mm_pack_groups(p) == 1 || ops->ranks.gather) return true;
+  return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+                 "found --attn-tp %u of --tp %u; device %s runs attention cut for all ranks alone; expected --device cpu, or a conversion "
+                 "without --attn-tp",
+                 p->attn_tp, p->tp, ops->name);
+}
+
 const mm_ops *mm_ops_find(const char *name, mm_err *err) {
   for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
     if (strcmp(devices[i]->name, name) == 0) return devices[i];

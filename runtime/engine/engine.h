@@ -40,7 +40,9 @@ typedef struct mm_engine_config {
                                     * one process on devices that cannot do otherwise (mm_ops.across): MM_UNSUPPORTED E_PARALLEL */
 } mm_engine_config;
 
-/* Borrows the shards until close. All calls on one engine come from one thread at a time. */
+/* Borrows the shards until close. All calls on one engine come from one thread at a time. Checkpoints with groups of attention
+ * (mm_pack_groups): MM_UNSUPPORTED E_PARALLEL for a device that runs one group alone, and with process_group, calibration, draft or taps.
+ * With limits.pages each group has ceil(pages / groups). */
 mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm_err *err);
 /* Threads for a config: the value of --threads, or if that is 0 the CPUs of this process divided by its ranks, at least 1. */
 unsigned mm_engine_threads(uint64_t given, uint32_t ranks);
@@ -116,6 +118,10 @@ MM_MUST_USE bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
 /* ---- slots and their pages. Where the backend gives slots pages of their own (mm_ops.cache), mm_engine_pages is NULL, and fork and resume
  * are MM_UNSUPPORTED E_DEVICE. All of these take their place in the order of steps, queued ones included. ---- */
 
+/* Groups of attention (mm_pack_groups): 1, or so many groups of ranks that have all of attention each. Slot s belongs to group s mod groups
+ * for life; its pages are its group's, and slots of different groups share none: mm_engine_fork and mm_engine_resume refuse it (MM_USAGE
+ * E_BATCH). */
+uint32_t mm_engine_groups(const mm_engine *e);
 /* Tokens that the slot holds. */
 uint32_t mm_engine_held(const mm_engine *e, uint32_t slot);
 /* The slot holds nothing any more, and its pages are free. */

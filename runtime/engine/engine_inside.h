@@ -1,5 +1,5 @@
-/* Internals of the engine: engine_ranks.c (ranks and steps), engine_slots.c (what slots hold), engine_memory.c (the
- * size of the KV cache) and engine_sampling.c (tokens sampled from logits). */
+/* Internals of the engine: engine_ranks.c (ranks and steps), engine_groups.c (rows and slots by groups of attention), engine_slots.c (what
+ * slots hold), engine_memory.c (the size of the KV cache) and engine_sampling.c (tokens sampled from logits). */
 #ifndef MM_RUNTIME_ENGINE_INSIDE_H
 #define MM_RUNTIME_ENGINE_INSIDE_H
 
@@ -131,6 +131,12 @@ typedef struct batch_queue {
   uint64_t passes, proven;        /* ever; passes after `proven` waited in kernels for ranks that may have failed (mm_comm_failed_now) */
 } batch_queue;
 
+/* Of a step. */
+typedef struct page_lists {
+  mm_page_want *want; /* [slots] */
+  mm_page_copy *copy; /* [slots] */
+} page_lists;
+
 /* Unused where the device samples. */
 typedef struct host_sampling {
   sampled_tokens sampled[MM_QUEUE]; /* of queued batch i at i % MM_QUEUE */
@@ -147,6 +153,20 @@ typedef struct unsampled_rows {
   uint32_t count;
   size_t cap;
 } unsampled_rows;
+
+/* Groups of attention of a stage (engine_groups.c): slot s belongs to group s mod count, as number s div count of its slots. */
+typedef struct engine_groups {
+  uint32_t count;     /* 1: all ranks run all rows, and the rest is not used */
+  mm_group_rows rows; /* of the step, of which these are parts: */
+  uint32_t *first;    /* [count + 1] rows, */
+  uint32_t *out;      /* [count + 1] outputs, */
+  mm_batch *own;      /* [count] and batches of each group, by its own numbers of rows and slots */
+  mm_paging *paging;  /* [count] */
+  mm_page_copy *copy; /* [slots] by group */
+  char *bytes;        /* of arrays of these batches, and */
+  size_t bytes_cap;
+  uint32_t *place; /* [out_count] which output of the caller's each one is */
+} engine_groups;
 
 /* Several processes (engine_processes.c): the first one's engine is asked, those of the others follow. */
 typedef struct engine_processes {
@@ -182,8 +202,7 @@ struct mm_engine {
   uint64_t batches;
   mm_pages *pages; /* NULL where the backend gives each slot its own */
   mm_paging paging;
-  mm_page_want *want; /* [slots] of a step */
-  mm_page_copy *copy; /* the same */
+  page_lists step_pages;
 
   bool device_samples;
   batch_queue queue;
@@ -205,6 +224,7 @@ struct mm_engine {
   bool stepped;  /* the last step was done, */
   uint32_t rows; /* of so many rows */
 
+  engine_groups groups;
   engine_drafts draft;
   engine_processes processes;
   rank_facts *facts;    /* [pp·tp] */
@@ -245,6 +265,23 @@ bool mm_engine_refuse(mm_err *err, const char *what, uint64_t index, int64_t fou
 
 /* The rank's columns of r->logits[rows, vocab_rows] go to their place in to[rows, vocab], unless the call has returned (engine_ranks.c). */
 void mm_engine_place_logits(rank *r, size_t rows, float *to);
+
+/* ---- groups of attention (engine_groups.c); with one group the engine has none of it ---- */
+
+/* Whether the config asks for nothing that one group alone has; MM_UNSUPPORTED E_PARALLEL. */
+MM_MUST_USE bool mm_engine_check_groups(const mm_pack *p, const mm_engine_config *c, mm_err *err);
+/* Once the number of pages is known. */
+MM_MUST_USE bool mm_engine_open_groups(mm_engine *e, mm_err *err);
+void mm_engine_close_groups(mm_engine *e);
+/* Sorts the rows of a batch whose pages are reserved by groups, into memory of the engine's. */
+MM_MUST_USE bool mm_engine_group_rows(mm_engine *e, const mm_batch *b, mm_err *err);
+/* The group of a rank, by its number in all. */
+static inline uint32_t mm_engine_rank_group(const mm_engine *e, uint32_t index) {
+  return index % e->shards->pack.tp / mm_pack_attn_tp(&e->shards->pack);
+}
+/* The number of a slot in its group; of a group's slots the most. */
+static inline uint32_t mm_engine_own_slot(const mm_engine *e, uint32_t slot) { return slot / e->groups.count; }
+static inline uint32_t mm_engine_own_slots(const mm_engine *e) { return (uint32_t)mm_ceil_div(e->config.limits.slots, e->groups.count); }
 
 /* ---- drafts (engine_drafts.c) ---- */
 

@@ -10,7 +10,7 @@ static mm_demand demand_of(const mm_engine *e) {
   return (mm_demand){.gpu = gpu,
                      .step_tokens = c->limits.max_tokens,
                      .outs = c->memory.outs,
-                     .slots = c->limits.slots,
+                     .slots = mm_engine_own_slots(e),
                      .positions = c->limits.max_positions,
                      .taps = c->taps,
                      .cache = c->options.kv_fp8           ? MM_CACHE_FP8
@@ -84,7 +84,8 @@ static bool refuse_sequence(const mm_engine *e, uint32_t r, uint64_t pages, cons
 static bool check_given(const mm_engine *e, uint32_t r, const mm_device_memory *on, mm_err *err) {
   const mm_demand d = demand_of(e);
   const mm_rank_memory *need = &e->facts[r].need;
-  const uint64_t pages = e->config.limits.pages, free = on->free / mm_max(1, on->ranks) + (d.attached ? need->weights : 0);
+  const uint64_t pages = mm_ceil_div(e->config.limits.pages, e->groups.count),
+                 free = on->free / mm_max(1, on->ranks) + (d.attached ? need->weights : 0);
   uint64_t cache, all;
   const uint64_t other = d.gpu ? need->weights + need->buffers : 0; /* a CPU has weights in the page cache */
   const bool counted = mm_mul(pages, need->page, &cache) && mm_add(cache, other, &all) && mm_add(all, need->states, &all);
@@ -109,7 +110,7 @@ bool mm_engine_fit(mm_engine *e, mm_err *err) {
   if (e->config.limits.pages) return true;
   const mm_device_memory on = device_of(e, least);
   if (pages < mm_sequence_pages(&d)) return refuse_sequence(e, least, pages, &on, err);
-  e->config.limits.pages = (uint32_t)pages;
+  e->config.limits.pages = (uint32_t)mm_min(pages, INT32_MAX / e->groups.count) * e->groups.count;
   return true;
 }
 
@@ -119,8 +120,8 @@ mm_engine_cache mm_engine_cache_of(const mm_engine *e) {
   if (!e->pages) return c;
   uint64_t page = 0;
   for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++) page = mm_max(page, e->facts[r].need.page);
-  c.tokens = (uint64_t)mm_pages_count(e->pages) * MM_PAGE, c.bytes = mm_pages_count(e->pages) * page;
-  c.sequences = mm_pages_count(e->pages) / mm_sequence_pages(&d);
+  c.tokens = (uint64_t)mm_pages_count(e->pages) * MM_PAGE, c.bytes = mm_pages_each(e->pages) * page;
+  c.sequences = mm_pages_each(e->pages) / mm_sequence_pages(&d) * e->groups.count;
   return c;
 }
 
@@ -132,6 +133,6 @@ bool mm_engine_use_of(const mm_engine *e, uint32_t r, mm_engine_use *out) {
                          .weights = f->need.weights,
                          .buffers = f->need.buffers,
                          .states = f->need.states,
-                         .caches = mm_pages_count(e->pages) * f->need.page};
+                         .caches = mm_pages_each(e->pages) * f->need.page};
   return f->memory.total;
 }

@@ -312,7 +312,7 @@ static bool take_step(mm_engine *e, following *f, const order *o, mm_err *err) {
     if (!e->processes.table &&
         !(e->processes.table = mm_calloc((size_t)e->config.limits.slots * per_slot, sizeof *e->processes.table, err)))
       return false;
-    f->paging = (mm_paging){e->processes.table, per_slot, o->copies, (const mm_page_copy *)(const void *)at};
+    f->paging = (mm_paging){e->processes.table, per_slot, o->copies, (const mm_page_copy *)(const void *)at, 0};
     at += o->copies * sizeof *f->paging.copy;
     for (uint32_t i = 0; i < o->spans; i++) {
       const size_t n = pages_of(&f->batch.span[i]) * sizeof *e->processes.table;

@@ -10,13 +10,21 @@
 #include "loader/verify.h"
 #include "runtime/engine/engine_inside.h"
 
+/* Of a rank: slots and pages of its group. */
+static mm_limits own_limits(const mm_engine *e) {
+  mm_limits l = e->config.limits;
+  l.slots = mm_engine_own_slots(e), l.pages = l.pages / e->groups.count;
+  return l;
+}
+
 static mm_backend_config config_of(const rank *r) {
   const mm_engine *const e = r->engine;
   return (mm_backend_config){
       .model = e->model,
       .weights = &r->weights,
-      .limits = e->config.limits,
+      .limits = own_limits(e),
       .comm = e->comm[r->index / e->shards->pack.tp],
+      .group = mm_comm_part(e->comm[r->index / e->shards->pack.tp], mm_engine_rank_group(e, r->index)),
       .place = {r->index, r->index - e->first, e->here, e->config.device ? e->config.device[r->index - e->first] : r->index - e->first},
       .options = e->config.options,
       .calibration = e->config.calibration,
@@ -78,15 +86,18 @@ void mm_engine_place_logits(rank *r, size_t rows, float *to) {
   const size_t vocab = e->model->vocab;
   if (w->vocab_first >= vocab || !begin_copy(e)) return;
   const size_t columns = mm_min(w->vocab_rows, vocab - w->vocab_first);
-  for (size_t i = 0; i < rows; i++) memcpy(to + i * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
+  const uint32_t *const place = e->groups.count > 1 ? e->groups.place + e->groups.out[mm_engine_rank_group(e, r->index)] : NULL;
+  for (size_t i = 0; i < rows; i++)
+    memcpy(to + (place ? place[i] : i) * vocab + w->vocab_first, r->logits + i * w->vocab_rows, columns * sizeof *r->logits);
   end_copy(e);
 }
 
 /* One batch on one rank. */
 static bool step_rank(rank *r, mm_err *err) {
   mm_engine *const e = r->engine;
-  const mm_batch *batch = e->task.step.batch;
+  const mm_batch *batch = e->groups.count > 1 ? &e->groups.own[mm_engine_rank_group(e, r->index)] : e->task.step.batch;
   const mm_rank_weights *w = &r->weights;
+  r->forward.rows = &e->groups.rows;
   if (w->layer_end < e->model->layers) return mm_forward_step(&r->forward, batch, NULL, err);
   r->forward.deferred_sampling = e->task.step.deferred_sampling;
   if (batch->sampling || r->forward.deferred_sampling) return mm_forward_step(&r->forward, batch, NULL, err);
@@ -112,6 +123,18 @@ static bool load_of(rank *r, mm_err *err) {
   return ok;
 }
 
+/* The states of a slot of the rank's group; other groups have none of it. */
+static bool state_task(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const mm_forward *f = &r->forward;
+  const task *t = &e->task;
+  const uint32_t slot = t->kind == STATE_SAVE ? t->state.from : t->state.to, own = mm_engine_own_slot(e, slot);
+  if (slot % e->groups.count != mm_engine_rank_group(e, r->index)) return true;
+  if (t->kind == STATE_COPY) return f->ops->cache.copy(f->backend, own, mm_engine_own_slot(e, t->state.from), err);
+  if (t->kind == STATE_SAVE) return f->ops->cache.save(f->backend, own, (char *)t->state.saved + r->state_at, err);
+  return f->ops->cache.load(f->backend, own, (const char *)t->state.given + r->state_at, err);
+}
+
 static bool run_task(rank *r, mm_err *err) {
   const mm_forward *f = &r->forward;
   const task *t = &r->engine->task;
@@ -124,9 +147,9 @@ static bool run_task(rank *r, mm_err *err) {
       return !reports(r, f->tap_layer[t->hidden.tap]) ||
              f->ops->read(f->backend, f->tap[t->hidden.tap], t->hidden.rows, t->hidden.out, err);
     case LOAD: return r->weights.rank > 0 || load_of(r, err);
-    case STATE_COPY: return f->ops->cache.copy(f->backend, t->state.to, t->state.from, err);
-    case STATE_SAVE: return f->ops->cache.save(f->backend, t->state.from, (char *)t->state.saved + r->state_at, err);
-    case STATE_LOAD: return f->ops->cache.load(f->backend, t->state.to, (const char *)t->state.given + r->state_at, err);
+    case STATE_COPY:
+    case STATE_SAVE:
+    case STATE_LOAD: return state_task(r, err);
     case IDS_LOAD: return f->ops->sampler.load_ids(f->backend, t->ids.slot, t->ids.id, t->ids.count, err);
     case SCORE: return f->ops->sampler.score(f->backend, t->score.target, r->weights.rank == 0 ? t->score.score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
@@ -296,7 +319,7 @@ static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *
   if (c->process_group && (c->calibration || c->attach))
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found %u processes; %s needs 1", processes,
                    c->calibration ? "collecting inputs" : "attaching to held weights");
-  const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->send && !c->calibration));
+  const bool runs = (p->ep == 1 || (c->ops->experts_cut && !c->calibration)) && (p->pp == 1 || (c->ops->ranks.send && !c->calibration));
   return runs || mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL), "found --ep %u --pp %u; %s on device %s needs 1 of each",
                          p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
 }
@@ -311,6 +334,7 @@ static bool open_comms(mm_engine *e, mm_err *err) {
   if (!(e->comm = mm_calloc(pp, sizeof *e->comm, err))) return false;
   for (uint32_t s = 0; s < pp; s++) {
     if (!(e->comm[s] = mm_comm_open_across(e->shards->pack.tp, e->processes.group, s, e->here, err))) return false;
+    if (e->groups.count > 1 && !mm_comm_split(e->comm[s], e->groups.count, err)) return false;
     if (s) mm_comm_link(e->comm[s - 1], e->comm[s]);
   }
   return true;
@@ -336,23 +360,32 @@ static bool measures(const mm_engine *e) { return e->config.memory.fits && e->co
 
 /* A backend that does not read tables has all pages that its slots can fill: fewer would be a promise that it cannot keep. */
 static bool open_pages(mm_engine *e, mm_err *err) {
-  const mm_limits *l = &e->config.limits;
+  mm_limits *l = &e->config.limits, all = *l;
   uint32_t pages;
-  if (!mm_limits_pages(l, &pages, err)) return false;
+  all.slots = mm_engine_own_slots(e) * e->groups.count; /* a group's slots may fill as many pages as another's */
+  if (!mm_limits_pages(&all, &pages, err)) return false;
+  if (l->pages) l->pages = pages = (uint32_t)mm_ceil_div(pages, e->groups.count) * e->groups.count;
   if (!e->config.ops->cache.pages && l->pages)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found a limit of %u pages; device %s gives each slot its own",
                    l->pages, e->config.ops->name);
-  if (!e->config.ops->cache.pages) return true;
-  if (!(e->pages = mm_pages_open(pages, l->slots, l->max_positions, err))) return false;
+  if (!e->config.ops->cache.pages) return mm_engine_open_groups(e, err);
+  if (!(e->pages = mm_pages_open_groups(e->groups.count, pages, l->slots, l->max_positions, err))) return false;
   e->paging = (mm_paging){.table = mm_pages_table(e->pages), .per_slot = mm_pages_per_slot(e->pages)};
-  e->want = mm_calloc(l->slots, sizeof *e->want, err);
-  e->paging.copy = e->copy = mm_calloc(l->slots, sizeof *e->copy, err);
-  return e->want && e->copy;
+  e->step_pages.want = mm_calloc(l->slots, sizeof *e->step_pages.want, err);
+  e->paging.copy = e->step_pages.copy = mm_calloc(l->slots, sizeof *e->step_pages.copy, err);
+  return e->step_pages.want && e->step_pages.copy && mm_engine_open_groups(e, err);
 }
 
+/* A slot's states are those of its group's ranks, which lie alike in each group. */
 static void place_states(mm_engine *e) {
-  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); e->state_bytes += e->facts[r++].state_bytes)
-    if (r - e->first < e->here) e->rank[r - e->first].state_at = e->state_bytes;
+  for (uint32_t g = e->groups.count; g-- > 0;) {
+    e->state_bytes = 0;
+    for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++) {
+      if (mm_engine_rank_group(e, r) != g) continue;
+      if (r - e->first < e->here) e->rank[r - e->first].state_at = e->state_bytes;
+      e->state_bytes += e->facts[r].state_bytes;
+    }
+  }
 }
 
 static bool open_sampling(mm_engine *e, mm_err *err) {
@@ -377,7 +410,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--load-format dummy: random weights have no %s",
                    c->verify ? "digests that are to be checked" : "tensors to calibrate"),
            NULL;
-  if (!check_config(m, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
+  if (!check_config(m, c, err) || !mm_engine_check_groups(&shards->pack, c, err) || !check_parallel(&shards->pack, c, err)) return NULL;
   mm_engine_share_config(c);
   const uint32_t ranks = mm_pack_ranks(&shards->pack), here = ranks / (c->process_group ? c->process_group->processes : 1);
   mm_engine *e = mm_calloc(1, sizeof *e + here * sizeof e->rank[0], err);
@@ -387,6 +420,7 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
   e->shards = shards;
   e->model = m;
   e->config = *c;
+  e->groups.count = mm_pack_groups(&shards->pack);
   for (uint32_t l = 0; l < m->layers; l++) e->lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->changed, NULL);
@@ -428,7 +462,8 @@ void mm_engine_close(mm_engine *e) {
   MM_FREE(e->host.history, e->unsampled.row, e->host.logits, e->host.id, e->never, e->slot, e->score, e->draft.logits, e->draft.sampling,
           e->draft.bytes);
   mm_pages_close(e->pages);
-  MM_FREE(e->want, e->copy, e->facts, e->processes.order, e->processes.table, e->batch_bytes, e);
+  mm_engine_close_groups(e);
+  MM_FREE(e->step_pages.want, e->step_pages.copy, e->facts, e->processes.order, e->processes.table, e->batch_bytes, e);
 }
 
 const mm_model *mm_engine_model(const mm_engine *e) { return e->model; }
@@ -474,7 +509,8 @@ static void count_pass(mm_engine *e, const mm_batch *batch, bool deferred_sampli
 bool mm_engine_run_step(mm_engine *e, const mm_batch *batch, float *logits, bool deferred_sampling, mm_err *err) {
   const mm_pack *pack = &e->shards->pack;
   const task t = {.kind = STEP, .step = {&e->batch, logits, deferred_sampling}};
-  e->stepped = mm_engine_all_back(e, err) && copy_batch(e, batch, err) && mm_engine_run_task(e, &t, err);
+  e->stepped = mm_engine_all_back(e, err) && copy_batch(e, batch, err) && (e->groups.count == 1 || mm_engine_group_rows(e, batch, err)) &&
+               mm_engine_run_task(e, &t, err);
   e->rows = batch->tokens;
   if (!e->stepped) return false;
   count_pass(e, batch, deferred_sampling);

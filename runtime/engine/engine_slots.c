@@ -64,10 +64,10 @@ static bool reserve_pages(mm_engine *e, mm_batch *batch, mm_err *err) {
   uint32_t wants = 0;
   for (uint32_t i = 0; i < batch->span_count; i++) {
     const mm_span *s = &batch->span[i];
-    if (s->slot >= 0) e->want[wants++] = (mm_page_want){(uint32_t)s->slot, s->pos, s->count};
+    if (s->slot >= 0) e->step_pages.want[wants++] = (mm_page_want){(uint32_t)s->slot, s->pos, s->count};
   }
   batch->paging = &e->paging;
-  return mm_pages_reserve(e->pages, e->want, wants, e->copy, &e->paging.copies, err);
+  return mm_pages_reserve(e->pages, e->step_pages.want, wants, e->step_pages.copy, &e->paging.copies, err);
 }
 
 bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err) {
@@ -131,6 +131,10 @@ bool mm_engine_fork(mm_engine *e, uint32_t from, const uint32_t *to, uint32_t n,
   if (!check_slots(e, &from, 1, err) || !check_slots(e, to, n, err)) return false;
   for (uint32_t i = 0; i < n; i++)
     if (to[i] != from && !check_unsampled(e, to[i], err)) return false;
+  for (uint32_t i = 0; i < n; i++)
+    if (to[i] % e->groups.count != from % e->groups.count)
+      return mm_engine_refuse(err, "group of slot", to[i], to[i] % e->groups.count, "that of the slot to be forked,",
+                              from % e->groups.count);
   const slot_state *source = &e->slot[from];
   for (uint32_t i = 0; i < n; i++) {
     if (to[i] == from) continue;
@@ -162,6 +166,10 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const i
   for (uint32_t i = 0; i < count; i++)
     if (!mm_pages_references(e->pages, page[i]))
       return mm_engine_refuse(err, "page", i, page[i], "one in use, below", mm_pages_count(e->pages));
+  for (uint32_t i = 0; i < count; i++)
+    if (mm_pages_group_of(e->pages, page[i]) != slot % e->groups.count)
+      return mm_engine_refuse(err, "group of page", page[i], mm_pages_group_of(e->pages, page[i]), "that of the slot,",
+                              slot % e->groups.count);
   for (uint32_t i = 0; id && i < tokens; i++)
     if (id[i] < 0 || (uint32_t)id[i] >= e->model->vocab)
       return mm_engine_refuse(err, "id of token", i, id[i], "less than", e->model->vocab);
@@ -188,6 +196,10 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
   if (!e->pages || !e->config.ops->cache.pool)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found pages to move to host memory; device %s moves none",
                    e->config.ops->name);
+  if (e->groups.count > 1)
+    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(e->shards->pack.dir, NULL),
+                   "found --attn-tp %u of --tp %u; moving pages to host memory needs a conversion without --attn-tp",
+                   e->shards->pack.attn_tp, e->shards->pack.tp);
   if (e->processes.group)
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL), "found %u processes; moving pages to host memory needs 1",
                    e->processes.group->processes);

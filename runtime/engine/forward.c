@@ -16,6 +16,8 @@ static bool open_acts(mm_forward *f, mm_err *err) {
   return ops->act(b, m->hidden, &f->h, err) && ops->act(b, m->hidden, &f->n, err) && ops->act(b, m->hidden, &f->spare, err) &&
          ops->act(b, m->hidden, &f->branch, err) && ops->act(b, qkv, &f->qkv, err) && ops->act(b, heads, &f->o, err) &&
          (!lightning || ops->act(b, heads, &f->gate, err)) &&
+         (mm_attn_tp(f->weights) == f->weights->tp ||
+          (ops->act(b, m->hidden, &f->all_n, err) && ops->act(b, m->hidden, &f->all_branch, err))) &&
          (!index || (ops->act(b, index, &f->index_q, err) && ops->act(b, m->index_dim, &f->index_k, err)));
 }
 
@@ -67,19 +69,19 @@ static void attention(const mm_forward *f, mm_act n, uint32_t l) {
 }
 
 /* n[T, H] -> branch[T, H]: this rank's partial sum of the MLP of layer l, or of its experts, routed and shared. */
-static void feed_forward(const mm_forward *f, mm_act n, uint32_t l) {
+static void feed_forward(const mm_forward *f, mm_act branch, mm_act n, uint32_t l) {
   const mm_ops *ops = f->ops;
   const mm_layer_weights *w = &f->weights->layer[l];
   const bool routed = f->model->ffn[l] == MM_FFN_EXPERTS;
   if (routed) {
     ops->route(f->backend, l, n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
     if (w->mlp_up.scheme) {
-      mm_experts_shared(ops, f->backend, f->branch, n, w);
+      mm_experts_shared(ops, f->backend, branch, n, w);
     } else {
-      ops->experts(f->backend, f->branch, n, &w->w13, &w->w2);
+      ops->experts(f->backend, branch, n, &w->w13, &w->w2);
     }
   } else if (w->mlp_up.scheme) {
-    ops->mlp(f->backend, f->branch, n, &w->mlp_up, &w->mlp_down, false);
+    ops->mlp(f->backend, branch, n, &w->mlp_up, &w->mlp_down, false);
   }
 }
 
@@ -88,12 +90,22 @@ typedef struct stream {
   mm_act h, n, spare;
 } stream;
 
-/* Adds the branch to the residual. Under postnorm that is the normalised tensor itself: what was before the norm is never added again. */
-static void combine(const mm_forward *f, stream *s, mm_deepnorm scale, const mm_packed *w) {
+/* Adds the branch to the residual, whole: it is summed over ranks already. Under postnorm that is the normalised tensor itself: what was
+ * before the norm is never added again. */
+static void combine(const mm_forward *f, stream *s, bool whole, mm_deepnorm scale, const mm_packed *w) {
   mm_act *residual = f->model->postnorm ? &s->n : &s->h;
   const mm_act before = *residual;
   *residual = s->spare, s->spare = before;
-  f->ops->combine(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
+  (whole ? f->ops->draft.combine : f->ops->combine)(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
+}
+
+/* The second half of layer l: in groups of attention with the rows of all of them. */
+static void mlp_half(const mm_forward *f, stream *s, uint32_t l, const mm_packed *norm) {
+  const bool groups = f->all_n.data;
+  if (groups) f->ops->ranks.gather(f->backend, f->all_n, s->n, f->rows);
+  feed_forward(f, groups ? f->all_branch : f->branch, groups ? f->all_n : s->n, l);
+  if (groups) f->ops->ranks.scatter(f->backend, f->branch, f->all_branch);
+  combine(f, s, groups, f->model->deepnorm_mlp, norm);
 }
 
 /* Weight that layer l's output is normalised with: NULL if the next stage does it. */
@@ -113,20 +125,19 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
   if (!last) batch.out_count = 0, batch.out = NULL, batch.sampling = NULL;
   if (!ops->begin(b, &batch, err)) return false;
   stream s = {f->h, f->n, f->spare};
-  w->layer_first == 0 ? ops->embed(b, s.h, &w->embed) : ops->receive(b, s.h);
+  w->layer_first == 0 ? ops->embed(b, s.h, &w->embed) : ops->ranks.receive(b, s.h);
   ops->norm(b, s.n, s.h, &w->layer[w->layer_first].input_norm, m->norm_eps);
   for (uint32_t l = w->layer_first; l < w->layer_end; l++) {
     const mm_layer_weights *layer = &w->layer[l];
     if (ops->weights.layer) ops->weights.layer(b, l);
     attention(f, s.n, l);
-    combine(f, &s, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
-    feed_forward(f, s.n, l);
-    combine(f, &s, m->deepnorm_mlp, norm_after(f, l));
+    combine(f, &s, false, m->attn[l] == MM_ATTN_LIGHTNING ? m->deepnorm_lightning : m->deepnorm_full, &layer->post_norm);
+    mlp_half(f, &s, l, norm_after(f, l));
     for (uint32_t i = 0; i < f->taps; i++)
       if (f->tap_layer[i] == l) ops->copy(b, f->tap[i], s.h);
   }
   mm_draft_context(&f->draft, f);
-  last ? ops->logits(b, s.n, &w->head) : ops->send(b, s.h);
+  last ? ops->logits(b, s.n, &w->head) : ops->ranks.send(b, s.h);
   if (batch.sampling) return ops->sampler.sample(b, err);
   return f->deferred_sampling ? ops->sampler.defer(b, err) : ops->end(b, last ? logits : NULL, err);
 }

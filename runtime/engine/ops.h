@@ -2,7 +2,10 @@
  * decision on computed values, and neither wait nor allocate, so that the same calls can be captured as a CUDA graph. A backend
  * instance belongs to one tensor-parallel rank; ops that sum over ranks are collective: every rank makes the same calls.
  *
- * Notation: T = rows (tokens) of the step, H = hidden, hpr = heads/tp, kpr = max(1, kv_heads/tp), d = head_dim. */
+ * Where a stage has groups of ranks with all of attention each (mm_rank_weights.attn_tp), a step's rows are those of the rank's group, and
+ * "all ranks" are the group's, but from gather to scatter.
+ *
+ * Notation: T = rows (tokens) of the step, H = hidden, hpr = heads/attn_tp, kpr = max(1, kv_heads/attn_tp), d = head_dim. */
 #ifndef MM_RUNTIME_OPS_H
 #define MM_RUNTIME_OPS_H
 
@@ -33,6 +36,7 @@ typedef struct mm_paging {
   uint32_t per_slot;
   uint32_t copies;
   const mm_page_copy *copy; /* [copies] */
+  uint32_t first;           /* number of the rank's first page in table and copy: that of its group (mm_group_rows) */
 } mm_paging;
 
 #define MM_ID_SAMPLED (-1) /* as an id: the token sampled after the last row of its slot */
@@ -49,6 +53,13 @@ typedef struct mm_batch {
   /* Set by the engine for backends that read it (mm_ops.cache). NULL: page i of slot s is number s·ceil(max_positions/MM_PAGE) + i. */
   const mm_paging *paging;
 } mm_batch;
+
+/* A step where a stage has several groups of ranks with all of attention each (mm_rank_weights.attn_tp). A group's ranks run attention,
+ * embedding and head for its own slots' rows; experts and MLPs run the rows of all groups on every rank. */
+typedef struct mm_group_rows {
+  mm_batch all;          /* the rows of all groups, one group after another */
+  const uint32_t *first; /* [groups + 1]: where those of each begin */
+} mm_group_rows;
 
 /* Queued steps whose tokens are not collected yet, at most. */
 #define MM_QUEUE 4
@@ -97,8 +108,9 @@ typedef struct mm_run_options {
 typedef struct mm_backend_config {
   const mm_model *model;
   const mm_rank_weights *weights;
-  mm_limits limits;
-  mm_comm *comm;
+  mm_limits limits; /* slots and pages of the rank's group */
+  mm_comm *comm;    /* the ranks of the stage */
+  mm_comm *group;   /* those of the rank's group (mm_rank_weights.attn_tp); NULL: comm */
   mm_rank_place place;
   mm_run_options options;
   struct mm_calibration *calibration; /* NULL, or what the inputs of linears are added to (calibration.h) */
@@ -235,6 +247,18 @@ typedef struct mm_joined_ops {
                          const mm_packed *down);
 } mm_joined_ops;
 
+/* Rows that go from rank to rank. */
+typedef struct mm_rank_ops {
+  /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
+  void (*send)(mm_backend *b, mm_act x);
+  void (*receive)(mm_backend *b, mm_act x);
+  /* Both NULL in a backend that runs one group of attention alone. Between the two calls ops run the rows of all groups, on all ranks of
+   * the stage. gather: to[T of all, H] = the rows of each group. scatter: to[T, H] = this group's rows of Σ_ranks from[T of all, H], in
+   * rank order. to and from are distinct; `from` is clobbered by scatter. */
+  void (*gather)(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
+  void (*scatter)(mm_backend *b, mm_act to, mm_act from);
+} mm_rank_ops;
+
 typedef struct mm_ops {
   const char *name; /* the --device word */
   mm_backend *(*open)(const mm_backend_config *c, mm_err *err);
@@ -292,7 +316,7 @@ typedef struct mm_ops {
    * The index branch of a sparse layer, before its gqa: norm of each head, partial RoPE, the write of the key next to K and V, and for each
    * row and index head the blocks to read: its own and those before it (index_local), then those whose largest q·k over positions up to the
    * row's is highest, the lower block first, until there are index_top_k or no more. Kept inside the backend until the next select. q[T,
-   * ipr·index_dim] and k[T, index_dim] are clobbered; ipr = max(1, index_heads/tp). */
+   * ipr·index_dim] and k[T, index_dim] are clobbered; ipr = max(1, index_heads/attn_tp). */
   void (*select)(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
   /* y = w2(act(w1 x, w3 x)) of a dense MLP, or with `add` y += that: this rank's partial sum. */
   void (*mlp)(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
@@ -301,9 +325,7 @@ typedef struct mm_ops {
   bool pins;          /* as mm_run_options.pin asks */
   bool calibration;   /* adds to mm_backend_config.calibration: at each product, or, where calibrate is not NULL, when that is called */
   bool (*calibrate)(mm_backend *b, mm_err *err); /* adds what came together since the last call; between steps. NULL: at each product */
-  /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
-  void (*send)(mm_backend *b, mm_act x);
-  void (*receive)(mm_backend *b, mm_act x);
+  mm_rank_ops ranks;
   bool experts_cut;                /* runs shards that hold some of the experts (--ep) */
   bool across;                     /* ranks of a stage may be of several processes */
   bool batch_invariant;            /* a row's bits depend on the tokens before it alone: not on cuts, other rows or slots */
@@ -353,6 +375,8 @@ const mm_ops *mm_ops_find(const char *name, mm_err *err);
 MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
 /* MM_UNSUPPORTED E_SCHEME where index_fp8 is set and the model has no index keys, or the backend keeps none in e4m3. */
 MM_MUST_USE bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_options *o, mm_err *err);
+/* Whether it runs the groups of attention that the checkpoint has; MM_UNSUPPORTED E_PARALLEL. Called as mm_ops_run. */
+MM_MUST_USE bool mm_ops_run_groups(const mm_ops *ops, const mm_pack *p, mm_err *err);
 
 /* LIST of --devices, one number below 1024 for each rank: free(*device), NULL where list is. MM_USAGE E_USAGE, also where the backend
  * `name` is the CPU, which has none to choose from. Call it before CUDA starts: ranks that share a device set CUDA_DEVICE_MAX_CONNECTIONS,
@@ -374,6 +398,8 @@ typedef struct mm_forward {
   const mm_model *model;
   const mm_rank_weights *weights;
   mm_act h, n, spare, qkv, o, gate, branch, index_q, index_k;
+  mm_act all_n, all_branch;  /* rows of all groups; data NULL where there is one */
+  const mm_group_rows *rows; /* of the next step, set by the caller where there are several */
   mm_act tap[MM_TAPS];
   uint32_t tap_layer[MM_TAPS], taps;
   struct mm_draft_forward draft;

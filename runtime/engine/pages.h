@@ -13,6 +13,9 @@ typedef struct mm_pages mm_pages;
 
 /* `pages` pages, below 2^31, for `slots` sequences of at most `positions` tokens each. Memory is touched as pages are used. */
 mm_pages *mm_pages_open(uint32_t pages, uint32_t slots, uint32_t positions, mm_err *err);
+/* The same in groups, `pages` a multiple of their number: group g has the pages from g · pages / groups on, as many, and the slots s with
+ * s mod groups = g, which have pages of their group alone. */
+mm_pages *mm_pages_open_groups(uint32_t groups, uint32_t pages, uint32_t slots, uint32_t positions, mm_err *err);
 void mm_pages_close(mm_pages *p); /* accepts NULL */
 
 /* Entries of a slot's table: enough for `positions`. */
@@ -24,6 +27,10 @@ uint32_t mm_pages_held(const mm_pages *p, uint32_t slot);
 /* Pages that nobody refers to. */
 uint32_t mm_pages_free(const mm_pages *p);
 uint32_t mm_pages_count(const mm_pages *p); /* in all */
+uint32_t mm_pages_groups(const mm_pages *p);
+uint32_t mm_pages_each(const mm_pages *p); /* of a group */
+uint32_t mm_pages_free_in(const mm_pages *p, uint32_t group);
+static inline uint32_t mm_pages_group_of(const mm_pages *p, uint32_t page) { return page / mm_pages_each(p); }
 /* Slots and holders that refer to the page; 0 for numbers that no page has. */
 uint32_t mm_pages_references(const mm_pages *p, uint32_t page);
 
@@ -45,7 +52,7 @@ typedef struct mm_page_move {
 
 /* Makes every page that is about to be written the slot's own. Shared ones stay as they are for the others; of one that is written from the
  * middle on the part before has to be copied: copy[*copies], at most one for each want. No copy reads a page that another one writes.
- * Each slot is wanted once. MM_LIMIT E_PAGES with nothing changed when there are too few pages for all wants together. */
+ * Each slot is wanted once. MM_LIMIT E_PAGES with nothing changed when a group has too few pages for all wants of its slots. */
 MM_MUST_USE bool mm_pages_reserve(mm_pages *p, const mm_page_want *want, uint32_t wants, mm_page_copy *copy, uint32_t *copies, mm_err *err);
 
 /* The slot's first `tokens` tokens stay mapped. */
@@ -53,7 +60,7 @@ void mm_pages_cut(mm_pages *p, uint32_t slot, uint32_t tokens);
 /* The slot maps these pages, in place of all it had; each gains a reference. page[count] may be another slot's table. */
 void mm_pages_map(mm_pages *p, uint32_t slot, const uint32_t *page, uint32_t count);
 
-/* A page that nobody refers to, with one reference from now on; false if there is none. */
+/* A page of group 0 that nobody refers to, with one reference from now on; false if there is none. */
 MM_MUST_USE bool mm_pages_take(mm_pages *p, uint32_t *page);
 /* One more reference to a page that somebody refers to already, and one less. */
 void mm_pages_hold(mm_pages *p, uint32_t page);

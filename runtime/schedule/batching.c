@@ -13,7 +13,7 @@ bool mm_step_open(mm_scheduler *s, mm_err *err) {
          (s->build.out = mm_calloc(rows, sizeof *s->build.out, err)) &&
          (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
          (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->sampled = mm_calloc(rows, sizeof *s->sampled, err)) &&
-         (s->order = mm_calloc(s->slots, sizeof(job *), err));
+         (s->order = mm_calloc(s->slots, sizeof(job *), err)) && (s->build.free = mm_calloc(s->groups.count, sizeof *s->build.free, err));
 }
 
 void mm_step_close(mm_scheduler *s) {
@@ -21,7 +21,7 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].group);
     free(s->step[i].logprob);
   }
-  MM_FREE(s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->sampled, s->order);
+  MM_FREE(s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->build.free, s->sampled, s->order);
 }
 
 /* ---- how many rows each gets ---- */
@@ -43,11 +43,12 @@ static uint64_t pages_for(const mm_scheduler *s, const job *j, uint32_t rows) {
   return n;
 }
 
-/* As many of `rows` as there are pages for, when the cache has made room; *room is what is left of the free ones. */
-static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows, uint64_t *free_pages) {
+/* As many of `rows` as there are pages for in the job's group, when the cache has made room. */
+static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows) {
   if (!s->pages) return rows;
+  uint64_t *const free_pages = &s->build.free[mm_schedule_group(s, j)];
   for (uint32_t over; rows && pages_for(s, j, rows) > *free_pages;) {
-    const uint32_t freed = mm_reuse_evict(s);
+    const uint32_t freed = mm_reuse_evict(s, mm_schedule_group(s, j));
     *free_pages += freed;
     if (freed) continue;
     over = (j->fed + rows) % MM_PAGE; /* back to the border before */
@@ -68,7 +69,7 @@ static int by_need(const void *a, const void *b) {
 
 /* The prompts share what rows the step has left: the one that came first gets a quarter at least, so that short ones do not hold it up for
  * ever, and the rest goes to what is soonest done. */
-static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, uint64_t free_pages) {
+static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget) {
   if (!count || !budget) return 0;
   job *oldest = s->order[0];
   for (uint32_t i = 1; i < count; i++)
@@ -84,16 +85,16 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget, u
     const uint32_t cut = mm_reuse_cut(s, j, j->r.score ? (uint32_t)mm_min(own + more, 1 + s->build.spare) : own + more);
     if (j->r.score && cut > 1) s->build.spare -= cut - 1;
     left = left + own - cut;
-    rows += j->take = within_pages(s, j, cut, &free_pages);
+    rows += j->take = within_pages(s, j, cut);
   }
   return rows;
 }
 
-/* Rows of the step: one for each that decodes, then chunks of prompts. *shorted: one that decodes lacks a page. */
-static uint32_t plan(mm_scheduler *s, bool *shorted) {
+/* Rows of the step: one for each that decodes, then chunks of prompts. *shorted: one that decodes lacks a page, or NULL. */
+static uint32_t plan(mm_scheduler *s, const job **shorted) {
   uint32_t rows = 0, prompts = 0;
-  uint64_t free_pages = s->pages ? mm_pages_free(s->pages) : 0;
-  *shorted = false;
+  for (uint32_t g = 0; s->pages && g < s->groups.count; g++) s->build.free[g] = mm_pages_free_in(s->pages, g);
+  *shorted = NULL;
   s->build.spare = s->slots * (1 + s->c.drafts) - s->running;
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[(s->first + i) % s->slots];
@@ -103,25 +104,24 @@ static uint32_t plan(mm_scheduler *s, bool *shorted) {
     if (left > 1) s->order[prompts++] = j;
     if (left != 1 || rows == s->c.step_tokens) continue;
     const uint32_t drafts = mm_drafts_find(s, j, s->c.step_tokens - rows - 1);
-    rows += j->take = within_pages(s, j, 1 + drafts, &free_pages);
+    rows += j->take = within_pages(s, j, 1 + drafts);
     if (j->take) j->drafts = j->take - 1;
     s->build.spare -= j->drafts;
-    *shorted |= !j->take;
+    if (!j->take) *shorted = j;
   }
-  return rows + plan_prompts(s, prompts, s->c.step_tokens - rows, free_pages);
+  return rows + plan_prompts(s, prompts, s->c.step_tokens - rows);
 }
 
-/* The newest jobs are preempted until decoding jobs have their pages, or until some job can run. */
+/* The newest jobs are preempted until decoding jobs of their group have their pages, or until some job can run. */
 static uint32_t plan_all(mm_scheduler *s) {
   for (;;) {
-    bool shorted;
+    const job *shorted;
     const uint32_t rows = plan(s, &shorted);
     if (!shorted && (rows || s->queued > s->collected || !s->running)) return rows;
-    if (s->running == 1 && s->cache && mm_prefix_cache_pages(s->cache)) {
-      mm_reuse_clear(s); /* it had pages in common with the cache, and may have all for itself */
-      continue;
-    }
-    mm_schedule_preempt(s, mm_schedule_victim(s));
+    const uint32_t group = mm_schedule_group(s, shorted ? shorted : mm_schedule_victim(s, MM_ANY_GROUP));
+    if (mm_schedule_running(s, group) == 1 && mm_reuse_empty(s, group))
+      continue; /* it had pages in common with the cache, and may have all for itself */
+    mm_schedule_preempt(s, mm_schedule_victim(s, group));
   }
 }
 

@@ -56,7 +56,7 @@ static bool refuse(mm_err *err, const char *what, int64_t found, const char *exp
 /* Checks that the request could run if it were alone. */
 static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *err) {
   uint64_t most = mm_engine_limits(s->engine)->max_positions;
-  if (s->pages) most = mm_min(most, (uint64_t)mm_pages_count(s->pages) * MM_PAGE);
+  if (s->pages) most = mm_min(most, (uint64_t)mm_pages_each(s->pages) * MM_PAGE);
   if (r->prompt_count == 0) return refuse(err, "tokens of the prompt", 0, "at least", 1);
   const uint64_t total = (uint64_t)r->prompt_count + r->max_tokens;
   if (total > most) return refuse(err, "tokens of prompt and reply", (int64_t)total, "at most", most);
@@ -154,10 +154,14 @@ static void publish(mm_scheduler *s) {
   mm_scheduler_stats *own = &s->own;
   own->running = s->running;
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
-  own->pages_cached = s->cache ? mm_prefix_cache_pages(s->cache) : 0;
-  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
+  own->pages_cached = 0, own->cache_bytes = 0;
+  for (uint32_t g = 0; g < s->groups.count; g++) {
+    s->groups.tokens[g] = mm_schedule_tokens(s, g);
+    if (s->groups.cache)
+      own->pages_cached += mm_prefix_cache_pages(s->groups.cache[g]), own->cache_bytes += mm_prefix_cache_state_bytes(s->groups.cache[g]);
+  }
   if (s->offload.on) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache[0]);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
     own->disk_failed = n.failed;
@@ -166,6 +170,7 @@ static void publish(mm_scheduler *s) {
   own->requests = s->stats.requests;
   own->refused = s->stats.refused;
   s->stats = *own;
+  memcpy(s->groups.shown, s->groups.tokens, s->groups.count * sizeof *s->groups.tokens);
   pthread_mutex_unlock(&s->lock);
 }
 
@@ -264,7 +269,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  MM_FREE(s->waiting, s->slot, s->load.own, s->load.shown, s->mark);
+  MM_FREE(s->waiting, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);
@@ -280,16 +285,19 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
   s->slots = mm_engine_limits(engine)->slots;
   s->vocab = m->vocab;
   s->pages = mm_engine_pages(engine);
+  s->groups.count = mm_engine_groups(engine);
   s->lightning = mm_engine_state_bytes(engine) > 0;
   s->own.slots = s->slots;
   s->own.pages = s->pages ? mm_pages_count(s->pages) : 0;
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->changed, NULL);
-  publish(s);
   s->load.count = (size_t)m->layers * m->experts;
-  if ((s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load.own = mm_calloc(s->load.count, sizeof *s->load.own, err)) &&
+  if ((s->groups.tokens = mm_calloc(s->groups.count, sizeof *s->groups.tokens, err)) &&
+      (s->groups.shown = mm_calloc(s->groups.count, sizeof *s->groups.shown, err)) &&
+      (s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load.own = mm_calloc(s->load.count, sizeof *s->load.own, err)) &&
       (s->load.shown = mm_calloc(s->load.count, sizeof *s->load.shown, err)) && (s->mark = mm_calloc(s->own.pages / 8 + 1, 1, err)) &&
       mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
+    publish(s);
     const int failed = pthread_create(&s->thread, NULL, work, s);
     if (!failed) return s;
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));
@@ -316,7 +324,15 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
   pthread_mutex_unlock(&s->lock);
 }
 
-bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->cache; }
+bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->groups.cache; }
+
+uint32_t mm_scheduler_groups(const mm_scheduler *s) { return s->groups.count; }
+
+void mm_scheduler_group_tokens(mm_scheduler *s, uint64_t *tokens) {
+  pthread_mutex_lock(&s->lock);
+  memcpy(tokens, s->groups.shown, s->groups.count * sizeof *s->groups.shown);
+  pthread_mutex_unlock(&s->lock);
+}
 
 void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load) {
   pthread_mutex_lock(&s->lock);

@@ -57,14 +57,26 @@ void mm_schedule_preempt(mm_scheduler *s, job *j) {
   mm_schedule_join(s, j);
 }
 
-job *mm_schedule_victim(const mm_scheduler *s) {
+job *mm_schedule_victim(const mm_scheduler *s, uint32_t group) {
   job *victim = NULL;
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
-    if (!j) continue;
+    if (!j || (group != MM_ANY_GROUP && group != i % s->groups.count)) continue;
     if (!victim || j->r.priority < victim->r.priority || (j->r.priority == victim->r.priority && j->ticket > victim->ticket)) victim = j;
   }
   return victim;
+}
+
+uint32_t mm_schedule_running(const mm_scheduler *s, uint32_t group) {
+  uint32_t n = 0;
+  for (uint32_t i = group; i < s->slots; i += s->groups.count) n += s->slot[i] != NULL;
+  return n;
+}
+
+uint64_t mm_schedule_tokens(const mm_scheduler *s, uint32_t group) {
+  uint64_t n = 0;
+  for (uint32_t i = group; i < s->slots; i += s->groups.count) n += s->slot[i] ? s->slot[i]->count : 0;
+  return n;
 }
 
 static uint32_t running_of(const mm_scheduler *s, uint64_t salt) {
@@ -102,11 +114,11 @@ static uint32_t mark(mm_scheduler *s, uint32_t marked, uint32_t page) {
   return marked;
 }
 
-/* Pages wanted, beyond pages that running jobs hold, by the job (with its cached prefix) and by running jobs with a priority of `least` or
- * more: a job all of its pages and one to grow, a running one what it was let in with and one to grow. */
-static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
+/* Pages wanted, beyond pages that running jobs hold, by the job (with its cached prefix) and by jobs that run in the group with a priority
+ * of `least` or more: a job all of its pages and one to grow, a running one what it was let in with and one to grow. */
+static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, uint32_t group, int64_t least) {
   uint64_t pages = 1 + pages_of(j) - hit->tokens / MM_PAGE;
-  for (uint32_t i = 0; i < s->slots; i++) {
+  for (uint32_t i = group; i < s->slots; i += s->groups.count) {
     if (!s->slot[i] || s->slot[i]->r.priority < least) continue;
     const uint64_t all = pages_of(s->slot[i]), held = mm_pages_held(s->pages, i);
     pages += 1 + (all > held ? all - held : 0);
@@ -114,50 +126,52 @@ static uint64_t wanted(const mm_scheduler *s, const job *j, const reuse *hit, in
   return pages;
 }
 
-/* Returns true if the job fits together with the running jobs whose priority is `least` or more, after the other jobs are preempted and the
- * cache has freed all pages that it shares with none of these. A job that is alone is always admitted; it finds a shortage itself. */
-static bool enough(mm_scheduler *s, const job *j, const reuse *hit, int64_t least) {
-  const uint32_t pages = s->pages ? mm_pages_count(s->pages) : 0;
+/* Returns true if the job fits together with the jobs that run in the group and whose priority is `least` or more, after its other jobs are
+ * preempted and the cache has freed all pages that it shares with none of these. A job that is alone in a group is always admitted; it
+ * finds a shortage itself. */
+static bool enough(mm_scheduler *s, const job *j, const reuse *hit, uint32_t group, int64_t least) {
+  const uint32_t pages = s->pages ? mm_pages_each(s->pages) : 0;
   uint32_t kept = 0, running = 0;
   if (!pages) return true;
-  memset(s->mark, 0, mm_ceil_div(pages, 8));
-  for (uint32_t i = 0; i < s->slots; i++) {
+  memset(s->mark, 0, mm_ceil_div(mm_pages_count(s->pages), 8));
+  for (uint32_t i = group; i < s->slots; i += s->groups.count) {
     if (!s->slot[i] || s->slot[i]->r.priority < least) continue;
     const uint32_t *page = mm_pages_table(s->pages) + (size_t)i * mm_pages_per_slot(s->pages);
     for (uint32_t k = 0; k < mm_pages_held(s->pages, i); k++) kept = mark(s, kept, page[k]);
     running++;
   }
   for (uint32_t i = 0; i < hit->tokens; i += MM_PAGE) kept = mark(s, kept, s->page[i / MM_PAGE]);
-  return !running || wanted(s, j, hit, least) <= pages - kept;
+  return !running || wanted(s, j, hit, group, least) <= pages - kept;
 }
 
-/* Returns true if the job fits together with all running jobs. The cache frees pages, if that helps. */
-static bool fits(mm_scheduler *s, const job *j, const reuse *hit) {
-  if (!s->pages || !s->running) return true;
-  if (!enough(s, j, hit, INT64_MIN)) return false;
-  while (wanted(s, j, hit, INT64_MIN) > mm_pages_free(s->pages))
-    if (!mm_reuse_evict(s)) return false;
+/* Returns true if the job fits together with all jobs that run in the group. The cache frees pages, if that helps. */
+static bool fits(mm_scheduler *s, const job *j, const reuse *hit, uint32_t group) {
+  if (!s->pages || !mm_schedule_running(s, group)) return true;
+  if (!enough(s, j, hit, group, INT64_MIN)) return false;
+  while (wanted(s, j, hit, group, INT64_MIN) > mm_pages_free_in(s->pages, group))
+    if (!mm_reuse_evict(s, group)) return false;
   return true;
 }
 
-static uint32_t free_slot(const mm_scheduler *s) {
-  uint32_t i = 0;
-  while (i < s->slots && s->slot[i]) i++;
+/* Of the group; behind the last slot if it has none. */
+static uint32_t free_slot(const mm_scheduler *s, uint32_t group) {
+  uint32_t i = group;
+  while (i < s->slots && s->slot[i]) i += s->groups.count;
   return i;
 }
 
-/* Makes a place of one that a job of lower priority has. */
-static bool push_out(mm_scheduler *s, const job *j) {
-  job *victim = mm_schedule_victim(s);
+/* Makes a place of one that a job of lower priority has in the group. */
+static bool push_out(mm_scheduler *s, const job *j, uint32_t group) {
+  job *victim = mm_schedule_victim(s, group);
   if (!victim || victim->r.priority >= j->r.priority) return false;
   mm_schedule_preempt(s, victim);
   return true;
 }
 
-/* The job has a slot, and in it what the cache has of its tokens. */
-static void enter(mm_scheduler *s, job *j, const reuse *hit) {
+/* The job has a slot of the group, and in it what the cache has of its tokens. */
+static void enter(mm_scheduler *s, job *j, const reuse *hit, uint32_t group) {
   mm_err err = {0};
-  const uint32_t slot = free_slot(s);
+  const uint32_t slot = free_slot(s, group);
   mm_schedule_leave(s, j, false);
   j->slot = (int32_t)slot;
   s->slot[slot] = j;
@@ -174,26 +188,57 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit) {
   if (j->r.prefill) j->r.prefill(j->r.user, j->prefilled = j->cached, j->cached);
 }
 
-/* Returns true if the job would fit if all jobs of lower priority were preempted. */
-static bool could_fit(mm_scheduler *s, const job *j) {
-  const reuse hit = mm_reuse_find(s, j);
-  const bool could = enough(s, j, &hit, j->r.priority);
+/* Returns true if the job would fit into the group if all its jobs of lower priority were preempted. */
+static bool could_fit(mm_scheduler *s, const job *j, uint32_t group) {
+  const reuse hit = mm_reuse_find(s, j, group);
+  const bool could = enough(s, j, &hit, group, j->r.priority);
   mm_reuse_release(s, &hit);
   return could;
 }
 
-/* Lets the job in, if it fits when those of lower priority give way; otherwise nobody does, and the cache keeps what it has. */
-static bool let_in(mm_scheduler *s, job *j) {
-  if (s->refused == j->ticket && s->at_left == s->left) return false;
-  bool admit = could_fit(s, j) && (s->running < s->slots || push_out(s, j));
+/* Lets the job into the group, if it fits; with `push`, if it fits when those of lower priority give way. Otherwise nobody does, and the
+ * cache keeps what it has. */
+static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
+  bool admit = could_fit(s, j, group) && (free_slot(s, group) < s->slots || (push && push_out(s, j, group)));
   while (admit) {
-    reuse hit = mm_reuse_find(s, j);
-    const bool in = fits(s, j, &hit);
-    if (in) enter(s, j, &hit);
+    reuse hit = mm_reuse_find(s, j, group);
+    const bool in = fits(s, j, &hit, group);
+    if (in) enter(s, j, &hit, group);
     mm_reuse_release(s, &hit);
     if (in) return true;
-    admit = push_out(s, j);
+    admit = push && push_out(s, j, group);
   }
+  return false;
+}
+
+/* Tokens that the group would have with the job, and those of the job that it would compute. */
+static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
+  const reuse hit = mm_reuse_find(s, j, group);
+  mm_reuse_release(s, &hit);
+  return mm_schedule_tokens(s, group) + (j->count - hit.tokens);
+}
+
+/* The group that costs least and is neither `than` nor before it, as groups are ordered by cost and number; s->groups.count behind the
+ * last. */
+static uint32_t next_group(mm_scheduler *s, const job *j, uint32_t than) {
+  const uint64_t least = than < s->groups.count ? cost_of(s, j, than) : 0;
+  uint32_t best = s->groups.count;
+  uint64_t best_cost = 0;
+  for (uint32_t g = 0; g < s->groups.count; g++) {
+    const uint64_t cost = cost_of(s, j, g);
+    if (than < s->groups.count && (cost < least || (cost == least && g <= than))) continue;
+    if (best == s->groups.count || cost < best_cost) best = g, best_cost = cost;
+  }
+  return best;
+}
+
+/* Lets the job in: into the group with the fewest tokens where it fits, or else into the first where others give way for it. */
+static bool let_in(mm_scheduler *s, job *j) {
+  if (s->refused == j->ticket && s->at_left == s->left) return false;
+  if (s->groups.count == 1 && let_into(s, j, 0, true)) return true;
+  for (int push = 0; s->groups.count > 1 && push < 2; push++)
+    for (uint32_t g = next_group(s, j, s->groups.count); g < s->groups.count; g = next_group(s, j, g))
+      if (let_into(s, j, g, push)) return true;
   s->refused = j->ticket;
   s->at_left = s->left;
   return false;
@@ -202,8 +247,8 @@ static bool let_in(mm_scheduler *s, job *j) {
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
   mm_offload_poll(s, false);
-  for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s) : NULL));) {
-    j->duplicate = mm_reuse_duplicate(s, j) || (s->offload.on && could_fit(s, j) && mm_offload_fetch(s, j));
+  for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL));) {
+    j->duplicate = mm_reuse_duplicate(s, j) || (s->offload.on && could_fit(s, j, 0) && mm_offload_fetch(s, j));
     if (!j->duplicate && !let_in(s, j)) break;
   }
   for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;

@@ -12,7 +12,7 @@ typedef struct mm_scheduler mm_scheduler;
 typedef struct mm_scheduler_config {
   uint32_t step_tokens;   /* rows of one step, decode and prompt together; ≤ the engine's max_tokens */
   uint32_t queue_max;     /* requests that may wait, not counting requests that have slots; the next is refused */
-  uint64_t cache_bytes;   /* host memory for lightning states of the prefix cache */
+  uint64_t cache_bytes;   /* host memory for lightning states of the prefix cache, equal parts of it for each group of attention */
   uint64_t offload_bytes; /* host memory for pages that leave the prefix cache; 0: they are lost */
   const char *disk_dir;   /* NULL, or a folder for pages that leave that memory, until close; with disk_bytes of them at most */
   uint64_t disk_bytes;
@@ -40,7 +40,7 @@ typedef struct mm_progress {
  * call nothing of the scheduler but mm_scheduler_cancel. */
 typedef struct mm_request {
   const int32_t *prompt;
-  uint32_t prompt_count; /* 1 ≤ n, n + max_tokens ≤ the engine's max_positions and what all its pages hold */
+  uint32_t prompt_count; /* 1 ≤ n, n + max_tokens ≤ the engine's max_positions and what all pages of a group hold */
   uint32_t max_tokens;   /* of the reply, ≥ 0; 0 ends at once */
   /* bias is copied. `prompt` is the scheduler's, and so is what logprobs points to: not NULL, or top_logprobs ≥ 1, asks for them. */
   mm_sampling sampling;
@@ -111,6 +111,11 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out); /* any t
 static inline double mm_scheduler_cache_usage(const mm_scheduler_stats *s) {
   return s->pages ? 1 - (double)((uint64_t)s->pages_free + s->pages_cached) / s->pages : 0;
 }
+/* Groups of attention (mm_engine_groups), and tokens[groups] of the requests that run in each, after the last step. A request runs in the
+ * group that has the fewest tokens when it gets a slot, counting those that it would compute there beyond the prefix cache; when it gave
+ * its slot up, perhaps in another. Any thread. */
+uint32_t mm_scheduler_groups(const mm_scheduler *s);
+void mm_scheduler_group_tokens(mm_scheduler *s, uint64_t *tokens);
 bool mm_scheduler_has_cache(const mm_scheduler *s); /* there is a prefix cache. Any thread. */
 /* load[layers, experts] of mm_engine_expert_load, as it was a second ago or since nothing runs. Any thread. */
 void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load);

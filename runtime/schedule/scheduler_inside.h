@@ -84,6 +84,7 @@ typedef struct step_arrays {
   mm_bias *bias;  /* [step_tokens] that make the prompt's own token the sampled one */
   uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
   bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
+  uint64_t *free; /* [groups] pages that the step may take still */
 } step_arrays;
 
 /* Proposals of the next steps, and the rates that decide for them. */
@@ -96,6 +97,14 @@ typedef struct step_drafts {
   double over;               /* when the last step was collected */
   bool wanted;               /* the next step may have proposals */
 } step_drafts;
+
+/* Groups of attention (mm_engine_groups): slot s belongs to group s mod count. */
+typedef struct scheduler_groups {
+  uint32_t count;
+  mm_prefix_cache **cache; /* [count] of each group's pages, or NULL */
+  uint64_t *tokens;        /* [count] of the requests that run in each */
+  uint64_t *shown;         /* [count] the same under the lock */
+} scheduler_groups;
 
 /* Rows of each expert of each layer. */
 typedef struct expert_loads {
@@ -119,10 +128,10 @@ struct mm_scheduler {
   uint32_t slots, vocab;
   bool lightning;
   offload_state offload;
-  mm_pages *pages;        /* NULL: slots have pages of their own */
-  mm_prefix_cache *cache; /* or NULL */
-  uint32_t *page;         /* [pages of a slot] receives those of the cache */
-  uint8_t *mark;          /* [pages] bits, for schedule.c */
+  mm_pages *pages; /* NULL: slots have pages of their own */
+  scheduler_groups groups;
+  uint32_t *page; /* [pages of a slot] receives those of the cache */
+  uint8_t *mark;  /* [pages] bits, for schedule.c */
 
   pthread_t thread;
   pthread_mutex_t lock;
@@ -171,20 +180,27 @@ void mm_schedule(mm_scheduler *s);
 void mm_schedule_join(mm_scheduler *s, job *j);
 /* The job waits again, and is not lost: its tokens are given anew. */
 void mm_schedule_preempt(mm_scheduler *s, job *j);
-/* Who gives way first: of the running, the last come of the lowest priority; NULL when none runs. */
-job *mm_schedule_victim(const mm_scheduler *s);
+#define MM_ANY_GROUP UINT32_MAX
+static inline uint32_t mm_schedule_group(const mm_scheduler *s, const job *j) {
+  return (uint32_t)j->slot % s->groups.count;
+} /* it has a slot */
+/* Who gives way first: of those that run in the group, the last come of the lowest priority; NULL when none runs. */
+job *mm_schedule_victim(const mm_scheduler *s, uint32_t group);
+/* Requests that run in the group, and the tokens that they have. */
+uint32_t mm_schedule_running(const mm_scheduler *s, uint32_t group);
+uint64_t mm_schedule_tokens(const mm_scheduler *s, uint32_t group);
 /* The job has no slot and waits for none. keep: what its slot held is good. */
 void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
 MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
-/* The cached prefix of a job's tokens: in s->page, held until it is released. */
+/* The prefix of a job's tokens that a group's cache has: in s->page, held until it is released. */
 typedef struct reuse {
   uint32_t tokens;
   const void *state;
 } reuse;
-reuse mm_reuse_find(mm_scheduler *s, const job *j);
+reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group);
 void mm_reuse_release(mm_scheduler *s, const reuse *hit);
 /* The job's slot, which holds nothing, holds that. */
 MM_MUST_USE bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
@@ -196,12 +212,16 @@ void mm_reuse_boundaries(mm_scheduler *s);
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
-/* Frees pages that the cache alone refers to; how many. Waits for their copies if they go to host memory. */
-uint32_t mm_reuse_evict(mm_scheduler *s);
+/* Tokens of the longest prefix that it would find, in any group. */
+uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
+/* Frees pages that the group's cache alone refers to; how many. Waits for their copies if they go to host memory. */
+uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group);
+/* Nothing of a group's pages is kept; false if nothing was. */
+bool mm_reuse_empty(mm_scheduler *s, uint32_t group);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
 void mm_reuse_clear(mm_scheduler *s);
 
-/* ---- offload.c: pages of the prefix cache in host memory; nothing of it does anything without a pool ---- */
+/* ---- offload.c: pages of the prefix cache in host memory, where there is one group; nothing of it does anything without a pool ---- */
 MM_MUST_USE bool mm_offload_open(mm_scheduler *s, mm_err *err);
 void mm_offload_close(mm_scheduler *s);
 /* Returns true if pages of the job's cached prefix are on their way to the device; starts that, at most a few times a turn. */

@@ -77,6 +77,21 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "offload_disk_failed_total", "counter", "Pages that could not be written or read.", (double)s.disk_failed);
 }
 
+/* Where attention has groups of ranks: the balance between them. */
+static void put_groups(mm_text *t, mm_scheduler *scheduler) {
+  const uint32_t groups = mm_scheduler_groups(scheduler);
+  uint64_t *tokens = groups > 1 ? calloc(groups, sizeof *tokens) : NULL;
+  if (groups == 1) return;
+  t->failed |= !tokens;
+  mm_text_put(t,
+              "# HELP minimax_group_tokens Tokens of the choices that run in a group of ranks with all of attention.\n"
+              "# TYPE minimax_group_tokens gauge\n");
+  if (tokens) mm_scheduler_group_tokens(scheduler, tokens);
+  for (uint32_t g = 0; tokens && g < groups; g++)
+    mm_text_printf(t, "minimax_group_tokens{group=\"%u\"} %llu\n", g, (unsigned long long)tokens[g]);
+  free(tokens);
+}
+
 static void put_cache(mm_text *t, const mm_server *s) {
   const mm_engine_cache c = mm_engine_cache_of(s->engine);
   mm_metrics_value(t, "kv_cache_tokens", "gauge", "Tokens that the KV cache holds.", (double)c.tokens);
@@ -248,7 +263,7 @@ static void metrics(mm_server *s, mm_exchange *x) {
   mm_metrics_value(&t, "calls", "gauge", "API requests being answered.", s->calls);
   mm_metrics_value(&t, "resident_bytes", "gauge", "Memory of the process.", resident());
   mm_metrics_write(&s->metrics, &t);
-  if (s->scheduler) put_scheduler(&t, s->scheduler), put_cache(&t, s), put_memory(&t, s);
+  if (s->scheduler) put_scheduler(&t, s->scheduler), put_groups(&t, s->scheduler), put_cache(&t, s), put_memory(&t, s);
   if (s->scheduler) put_experts(&t, s);
   put_forms(&t, s->forms);
   put_replies(&t, s);

@@ -89,9 +89,9 @@ def write_prompts(vocab):
     return f"{TMP}/prompts.safetensors"
 
 
-def same_bits(model, quant, tp, ep, pp=1):
+def same_bits(model, quant, tp, ep, pp=1, *more):
     """Logits of the placed checkpoint are those of the unplaced one."""
-    cut = ("--tp", str(tp), "--ep", str(ep), "--pp", str(pp))
+    cut = ("--tp", str(tp), "--ep", str(ep), "--pp", str(pp), *more)
     plain = convert(f"tests/data/{model}", f"{model}-{tp}-{ep}-{pp}", *cut, "--quant", quant)
     load = skewed(plain)
     placed = convert(plain, f"{model}-{tp}-{ep}-{pp}-placed", *cut, "--place", save("load.json", **load))
@@ -208,7 +208,7 @@ def hostile(placed):
 PLAIN, PLACED = same_bits("tiny-m2", "block_fp8", 2, 2)
 LOAD = save("kept.json", **json.load(open(f"{TMP}/load.json", encoding="utf-8")))
 OTHER, _ = same_bits("tiny-m1", "bf16", 2, 2)
-for case in (("tiny-m2", "nvfp4", 4, 4), ("tiny-m2", "w4a16", 4, 2, 2), ("tiny-m1", "block_fp8", 4, 2), ("tiny-m1", "bf16", 4, 4), ("tiny-m3-random", "bf16", 2, 2),
+for case in (("tiny-m2", "nvfp4", 4, 4), ("tiny-m2", "w4a16", 4, 2, 2), ("tiny-m1", "block_fp8", 4, 2, 1, "--attn-tp", "2"), ("tiny-m1", "bf16", 4, 4), ("tiny-m3-random", "bf16", 2, 2),
              ("tiny-m3-random", "mxfp8", 4, 2)):
     _, placed_here = same_bits(*case)
     if case[1] in ("nvfp4", "w4a16"):

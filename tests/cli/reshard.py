@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A packed checkpoint converts again without its source: cut for other ranks, or written with Hugging Face names, it is the directory that the
 source itself would have given, file for file. Damage is found before it is copied."""
+import ctypes
 import hashlib
 import json
 import os
@@ -95,6 +96,16 @@ def layouts():
     again(m2, ["--tp", "8", "--tp-align", "pad"], ["--tp", "4"], "--quant", "block_fp8")
     again(m2, ["--tp", "4"], ["--tp", "8", "--tp-align", "pad"], "--quant", "block_fp8")
     again(m2, ["--tp", "8"], ["--tp", "1", "--compress", "zstd"], "--quant", "none")
+    groups = again(m2, ["--tp", "4", "--attn-tp", "2", "--ep", "2"], ["--tp", "2"], "--quant", "nvfp4")
+    assert manifest(groups)["version"] == 4 and manifest(groups)["parallel"] == {"tp": 4, "ep": 2, "pp": 1, "attn_tp": 2}
+    subprocess.run([f"{BIN}/minimax-verify", groups, "--source", m2, "-q"], check=True)
+    library, error = ctypes.CDLL(f"{BIN}/../lib/libminimax.so"), ctypes.create_string_buffer(1 << 14)
+    library.minimax_open.restype = ctypes.c_void_p
+    assert not library.minimax_open(groups.encode(), error) and b"found attention cut for 2 of 4 ranks" in error.raw, error.raw.strip(b"\0")
+    other = subprocess.run([f"{BIN}/minimax-convert", m2, "-o", groups, "-q", "--tp", "4", "--ep", "2", "--quant", "nvfp4", "--resume"], capture_output=True, text=True)
+    assert other.returncode == 2 and "with --tp 4 --attn-tp 2 --ep 2 --pp 1" in other.stderr and "expected --tp 4 --attn-tp 4 --ep 2" in other.stderr, other
+    again(m2, ["--tp", "2"], ["--tp", "8", "--attn-tp", "1", "--pp", "2", "--compress", "zstd"], "--quant", "block_fp8")
+    again(DATA + "tiny-m1", ["--tp", "4", "--attn-tp", "2"], ["--layout", "hf"], "--quant", "nvfp4a16")
     again(DATA + "tiny-m1", ["--tp", "4"], ["--layout", "hf"], "--quant", "nvfp4a16; *qkv_proj*=int8")
 
 

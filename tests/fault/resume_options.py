@@ -42,6 +42,7 @@ SPACE = {
     "shape": [("1", None), ("2", None), ("2", "0"), ("2", "1"), ("4", None), ("4", "0-2"), ("4", "1,3"), ("hf", None)],
     "ep": ["1", "1", "2"],
     "pp": ["1", "2"],
+    "attn": [None, None, "1"],
     "part": ["512K", "1M", "9M"],
     "compress": [False, False, True],
     "nonfinite": [False, True],
@@ -58,7 +59,7 @@ def arguments(o):
     if tp == "hf":
         words += ["--layout", "hf"]
     else:
-        words += ["--tp", tp, "--ep", o["ep"], "--pp", o["pp"]] + (["--ranks", ranks] if ranks else []) + (["--compress", "zstd"] if o["compress"] else [])
+        words += ["--tp", tp, "--ep", o["ep"], "--pp", o["pp"]] + (["--ranks", ranks] if ranks else []) + (["--attn-tp", o["attn"]] if o["attn"] else []) + (["--compress", "zstd"] if o["compress"] else [])
     words += ["--head", o["head"]] if o["head"] else []
     return words + (["--allow-nonfinite"] if o["nonfinite"] else [])
 

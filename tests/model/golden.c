@@ -139,7 +139,7 @@ static double blocks_differ(const golden *g, const mm_st_tensor *t, uint64_t n) 
   const mm_model *m = mm_engine_model(g->engine);
   const int32_t *expected = (const int32_t *)(const void *)(g->map.data + t->offset);
   const uint64_t kept = t->shape.dim[2], count = t->shape.dim[3];
-  const uint32_t tp = g->shards.pack.tp, each = (uint32_t)mm_max(1, m->kv_heads / tp);
+  const uint32_t tp = mm_pack_attn_tp(&g->shards.pack), each = (uint32_t)mm_max(1, m->kv_heads / tp);
   double differ = 0;
   for (uint32_t l = 0, i = 0; l < m->layers; l++) {
     if (m->attn[l] != MM_ATTN_SPARSE) continue;

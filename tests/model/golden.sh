@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tiny checkpoints at tp 1, 2, 4 and 8 (MiniMax-M3's at three cuts), kept as stored, against their reference results: logits, greedy text, every way of
+# The tiny checkpoints at tp 1, 2, 4 and 8 (MiniMax-M3's at three cuts), and with groups of attention, kept as stored, against their reference results: logits, greedy text, every way of
 # feeding; and the likelihood of the held-out text through minimax-eval.
 cd "$(dirname "$0")/../.."
 . tests/model/scratch.sh
@@ -22,12 +22,19 @@ for name in tiny-m1 tiny-m2; do
     "$BUILD"/tests/model/golden "$work/$name-$tp" tests/data/$name/golden.safetensors
   done
 done
-for cut in "--tp 1" "--tp 8" "--tp 4 --ep 2 --pp 2"; do
+while read -r name cut; do
   rm -rf "$work/cut"
   # shellcheck disable=SC2086
-  minimax-convert tests/data/tiny-m3-random -o "$work/cut" $cut --quant none -q
-  "$BUILD"/tests/model/golden "$work/cut" tests/data/tiny-m3-random/golden.safetensors
-done
+  minimax-convert tests/data/"$name" -o "$work/cut" $cut --quant none -q
+  "$BUILD"/tests/model/golden "$work/cut" tests/data/"$name"/golden.safetensors
+done <<END
+tiny-m3-random --tp 1
+tiny-m3-random --tp 8
+tiny-m3-random --tp 4 --ep 2 --pp 2
+tiny-m3-random --tp 4 --attn-tp 2 --ep 2
+tiny-m1 --tp 4 --attn-tp 2 --ep 2 --pp 2
+tiny-m2 --tp 2 --attn-tp 1
+END
 likelihood tiny-m1 1 2.763680 1e-4
 likelihood tiny-m2 2 2.652365 1e-4
 likelihood tiny-m2 2 2.652365 1e-3 --input-dtype bf16

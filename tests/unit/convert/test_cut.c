@@ -48,6 +48,26 @@ TEST(test_feasible) {
     }
 }
 
+/* Attention that is cut for fewer ranks must divide them, and the heads; the rest still follows tp. */
+TEST(test_feasible_attention) {
+  const mm_model m = model(12, 4, 48, 6, 100);
+  static const struct {
+    uint32_t tp, attn_tp;
+    const char *says;
+  } bad[] = {{4, 3, "found --attn-tp 3, but --tp 4 is not a multiple of it; expected a divisor"},
+             {9, 3, "found --attn-tp 3, but num_key_value_heads 4 neither divides it nor is divided by it"},
+             {10, 5, "found --attn-tp 5, but num_attention_heads 12 is not a multiple of it; expected one of 1, 2, 4, 12"},
+             {10, 2, "intermediate_size 48 is not a multiple of tp/ep 10"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    const mm_plan_options o = {.tp = bad[i].tp, .attn_tp = bad[i].attn_tp, .ep = 1, .pp = 1};
+    mm_err err = {0};
+    assert_false(mm_cut_feasible(&m, &o, "config.json", &err));
+    if (!strstr(err.text, bad[i].says)) fail_msg("%s", err.text);
+  }
+  const mm_plan_options o = {.tp = 24, .attn_tp = 12, .ep = 3, .pp = 1}; /* tp itself divides no heads */
+  assert_true(mm_cut_feasible(&m, &o, "config.json", MM_IGNORED));
+}
+
 /* A plan that has only what the cuts need. */
 static mm_plan plan_of(mm_model m, uint32_t tp, uint32_t ep) {
   mm_plan p = {.hf = NULL};
@@ -107,6 +127,20 @@ TEST(test_ranges) {
   cut(&p, MM_ROWS, MM_DIM_Q, MM_DIM_HIDDEN, MM_ALIGN_SPLIT); /* found again */
   assert_int_equal(p.pack.cut_count, count);
   assert_int_equal(count, 7);
+  done(&p);
+  /* Attention and the vocabulary cut for two ranks, and repeated; experts and MLPs for all four. */
+  p = plan_of(model(12, 2, 96, 6, 100), 4, 1);
+  p.pack.attn_tp = 2, p.pack.model.dense_intermediate = 8;
+  has(cut(&p, MM_COLS, MM_DIM_HIDDEN, MM_DIM_Q, MM_ALIGN_SPLIT), MM_AXIS_COLS, 72, 36, 4,
+      (const uint32_t[][3]){{0, 0, 36}, {0, 36, 36}, {0, 0, 36}, {0, 36, 36}});
+  has(cut(&p, MM_KV_ROWS, MM_DIM_KV, MM_DIM_HIDDEN, MM_ALIGN_SPLIT), MM_AXIS_ROWS, 12, 6, 4,
+      (const uint32_t[][3]){{0, 0, 6}, {0, 6, 6}, {0, 0, 6}, {0, 6, 6}});
+  has(cut(&p, MM_VOCAB_ROWS, MM_DIM_VOCAB, MM_DIM_HIDDEN, MM_ALIGN_SPLIT), MM_AXIS_ROWS, 100, 64, 4,
+      (const uint32_t[][3]){{0, 0, 64}, {0, 64, 36}, {0, 0, 64}, {0, 64, 36}});
+  has(cut(&p, MM_INTER_ROWS, MM_DIM_INTER, MM_DIM_HIDDEN, MM_ALIGN_SPLIT), MM_AXIS_ROWS, 96, 24, 4,
+      (const uint32_t[][3]){{0, 0, 24}, {0, 24, 24}, {0, 48, 24}, {0, 72, 24}});
+  has(cut(&p, MM_ROWS, MM_DIM_DENSE, MM_DIM_HIDDEN, MM_ALIGN_SPLIT), MM_AXIS_ROWS, 8, 2, 4,
+      (const uint32_t[][3]){{0, 0, 2}, {0, 2, 2}, {0, 4, 2}, {0, 6, 2}});
   done(&p);
   p = plan_of(model(12, 4, 96, 6, 60), 3, 1); /* the vocabulary in multiples of 192: two ranks have nothing but padding */
   has(cut(&p, MM_VOCAB_ROWS, MM_DIM_VOCAB, MM_DIM_HIDDEN, MM_ALIGN_SPLIT), MM_AXIS_ROWS, 60, 64, 3,

@@ -78,4 +78,36 @@ TEST(test_placed) {
   mm_arena_close(&a.arena);
 }
 
+/* Groups of attention are a key of version 4 too, which divides tp and is below it. */
+TEST(test_attn_tp) {
+  mm_rank_parts of[4] = {0};
+  const mm_pack a = {.tool = "t", .quant = "bf16", .model = odd_model(), .tp = 4, .ep = 1, .pp = 1, .attn_tp = 2, .rank = of};
+  mm_pack b;
+  mm_err err = {0};
+  assert_int_equal(mm_pack_version(&a), 4);
+  char *text = text_of(&a);
+  assert_non_null(strstr(text, "\"parallel\":{\"tp\":4,\"ep\":1,\"pp\":1,\"attn_tp\":2}"));
+  if (!mm_pack_parse(&b, "d", text, strlen(text), &err)) fail_msg("%s", err.text);
+  assert_true(b.attn_tp == 2 && mm_pack_groups(&b) == 2);
+  char *again = text_of(&b);
+  assert_string_equal(again, text);
+  static const struct {
+    const char *old, *new, *says;
+  } bad[] = {{"\"attn_tp\":2", "\"attn_tp\":3", "key \"attn_tp\": found 3, expected a divisor of tp 4 below it"},
+             {"\"attn_tp\":2", "\"attn_tp\":4", "found 4, expected a divisor of tp 4 below it"},
+             {"\"attn_tp\":2", "\"attn_tp\":0", "key \"attn_tp\""},
+             {"\"attn_tp\":2", "\"attn_tp\":\"2\"", "key \"attn_tp\""},
+             {"\"version\":4", "\"version\":1", "found 1, expected 4, as attention has groups of ranks"},
+             {",\"attn_tp\":2", "", "found 4, expected 1, as no experts are placed and attention has no groups"}};
+  for (size_t i = 0; i < COUNT(bad); i++) {
+    char *changed = replaced(text, "", bad[i].old, bad[i].new);
+    mm_pack c;
+    assert_false(mm_pack_parse(&c, "d", changed, strlen(changed), &err));
+    if (!strstr(err.text, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].says);
+    assert_string_equal(err.code, "E_MANIFEST");
+    free(changed), mm_pack_close(&c), err = (mm_err){0};
+  }
+  free(again), free(text), mm_pack_close(&b);
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -70,14 +70,14 @@ static inline mm_run_options cached(caches c) {
   return (mm_run_options){.threads = 1, .kv_bf16 = c == IN_BF16, .index_fp8 = c == INDEX_FP8};
 }
 
-/* tp ranks; those of layers from `stage` on a second stage, or 0: one. */
-static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, caches cache) {
+/* tp ranks; those of layers from `stage` on a second stage, or 0: one. Attention is cut for attn_tp of them, 0: for all. */
+static inline void open_groups(fixture *w, mm_model m, uint32_t tp, uint32_t attn_tp, uint32_t stage, uint32_t pages, caches cache) {
   static mm_ops ops;
   ops = mm_ops_cpu;
   ops.open = capturing_open;
   mm_err err = {0};
   *w = (fixture){.ref = ref_build(m), .vocab = m.vocab};
-  w->shards = ref_cut(&w->ref, tp);
+  w->shards = ref_cut_groups(&w->ref, tp, attn_tp);
   if (stage) ref_cut_stages(w->shards, stage);
   const mm_engine_config c = {
       .ops = &ops, .limits = {.max_tokens = LENGTH, .slots = SLOTS, .max_positions = LENGTH, .pages = pages}, .options = cached(cache)};
@@ -88,6 +88,10 @@ static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stag
     assert_true(feed(w, 0, t, 0, LENGTH, w->want[t], &err));
   }
   mm_engine_drop(w->engine, 0);
+}
+
+static inline void open_group(fixture *w, mm_model m, uint32_t tp, uint32_t stage, uint32_t pages, caches cache) {
+  open_groups(w, m, tp, 0, stage, pages, cache);
 }
 
 static inline void close_group(fixture *w) {

@@ -455,9 +455,10 @@ static inline void ref_put1(ref_shards *out, uint32_t rank, const char *name, re
 static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t rank, uint32_t l) {
   const mm_model *m = &r->m;
   const ref_layer *w = &r->layer[l];
-  uint32_t tp = out->s.pack.tp, d = m->head_dim, hpr = m->heads / tp, kpr = m->kv_heads >= tp ? m->kv_heads / tp : 1;
-  size_t H = m->hidden, q = (size_t)m->heads * d, kv = (size_t)m->kv_heads * d, qr = hpr * d, kr = kpr * d, q0 = rank * qr;
-  size_t kv_head = m->kv_heads >= tp ? rank * kpr : rank / (tp / m->kv_heads), k0 = kv_head * d, ir = m->intermediate / tp;
+  const uint32_t tp = out->s.pack.tp, at = mm_pack_attn_tp(&out->s.pack), a = rank % at; /* attention is cut for `at` ranks */
+  uint32_t d = m->head_dim, hpr = m->heads / at, kpr = m->kv_heads >= at ? m->kv_heads / at : 1;
+  size_t H = m->hidden, q = (size_t)m->heads * d, kv = (size_t)m->kv_heads * d, qr = hpr * d, kr = kpr * d, q0 = a * qr;
+  size_t kv_head = m->kv_heads >= at ? a * kpr : a / (at / m->kv_heads), k0 = kv_head * d, ir = m->intermediate / tp;
   char name[128];
 #define NAME(text) (snprintf(name, sizeof name, "model.layers.%u." text, l), name)
   ref_put1(out, rank, NAME("input_layernorm.weight"), (ref_piece){w->input_norm, H, 1, 0, H, 0, 1});
@@ -480,8 +481,8 @@ static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t r
     }
   }
   if (m->attn[l] == MM_ATTN_SPARSE) {
-    const size_t n = m->index_dim, heads = m->index_heads, ipr = heads >= tp ? heads / tp : 1,
-                 first = heads >= tp ? rank * ipr : rank / (tp / heads);
+    const size_t n = m->index_dim, heads = m->index_heads, ipr = heads >= at ? heads / at : 1,
+                 first = heads >= at ? a * ipr : a / (at / heads);
     ref_put1(out, rank, NAME("self_attn.index_q_proj.weight"), (ref_piece){w->index_q, heads * n, H, first * n, ipr * n, 0, H});
     ref_put1(out, rank, NAME("self_attn.index_k_proj.weight"), (ref_piece){w->index_k, n, H, 0, n, 0, H});
     ref_put1(out, rank, NAME("self_attn.index_q_norm.weight"), (ref_piece){w->index_q_norm, n, 1, 0, n, 0, 1});
@@ -510,24 +511,25 @@ static inline void ref_put_layer(ref_shards *out, const ref_model *r, uint32_t r
 
 /* Vocabulary rows beyond the last id hold large numbers: nothing may ever see them. */
 static inline void ref_put_vocab(ref_shards *out, const ref_model *r, uint32_t rank, const char *name, const float *w) {
-  size_t V = r->m.vocab, H = r->m.hidden, tp = out->s.pack.tp, rows = (V + 3) / tp + 1;
+  const size_t V = r->m.vocab, H = r->m.hidden, tp = mm_pack_attn_tp(&out->s.pack), rows = (V + 3) / tp + 1, of = rank % tp;
   float *padded = malloc(rows * tp * H * sizeof *padded);
   for (size_t i = 0; i < rows * tp * H; i++) padded[i] = i < V * H ? w[i] : 1000.0f;
-  ref_put1(out, rank, name, (ref_piece){padded, rows * tp, H, rank * rows, rows, 0, H});
+  ref_put1(out, rank, name, (ref_piece){padded, rows * tp, H, of * rows, rows, 0, H});
   free(padded);
   mm_pack *pack = &out->s.pack; /* its padding is no part of the uncut matrix */
   size_t index = 0;
   while (strcmp(pack->tensor[index].name, name) != 0) index++;
   mm_cut *c = &pack->cut[index * MM_PACK_PIECES];
-  uint32_t from = (uint32_t)mm_min(rank * rows, V), count = (uint32_t)mm_min(rows, V - from);
+  uint32_t from = (uint32_t)mm_min(of * rows, V), count = (uint32_t)mm_min(rows, V - from);
   pack->tensor[index].piece[0].rows = (uint32_t)V;
   c->axis = MM_AXIS_ROWS, c->whole = (uint32_t)V, c->local = (uint32_t)rows, c->rank[rank] = (mm_range){0, from, count};
 }
 
-static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
+/* Attention is cut for attn_tp ranks; 0: for tp. */
+static inline ref_shards *ref_cut_groups(const ref_model *r, uint32_t tp, uint32_t attn_tp) {
   ref_shards *out = calloc(1, sizeof *out);
   mm_pack *pack = &out->s.pack;
-  *pack = (mm_pack){.dir = "memory", .model = r->m, .tp = tp, .ep = 1, .pp = 1};
+  *pack = (mm_pack){.dir = "memory", .model = r->m, .tp = tp, .ep = 1, .pp = 1, .attn_tp = attn_tp};
   pack->rank = calloc(tp, sizeof *pack->rank);
   out->s.rank = calloc(tp, sizeof *out->s.rank);
   for (uint32_t rank = 0; rank < tp; rank++) {
@@ -543,6 +545,8 @@ static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) {
   }
   return out;
 }
+
+static inline ref_shards *ref_cut(const ref_model *r, uint32_t tp) { return ref_cut_groups(r, tp, 0); }
 
 /* The layers from first[i] on belong to stage i + 1, of n + 1; their ranks have the files of the first. */
 static inline void ref_cut_at(ref_shards *shards, const uint32_t *first, uint32_t n) {

@@ -82,14 +82,16 @@ static bool poisoning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   }
   const mm_engine *e = serving_poisoned;
   const mm_pages *p = e ? mm_engine_pages(serving_poisoned) : NULL;
+  const uint32_t groups = e ? mm_engine_groups(e) : 1, group = mm_attn_group(b->c.weights); /* whose pages and slots the backend has */
   for (uint32_t l = 0; p && l < b->c.model->layers; l++) {
     const mm_cpu_cache *c = &b->cache[l];
     const size_t bytes = (size_t)b->kv_heads * MM_PAGE * b->d * b->kv_size;
-    for (uint32_t i = 0; c->k && i < mm_pages_count(p); i++)
-      if (!mm_pages_references(p, i)) memset(c->k + i * bytes, 0xff, bytes), memset(c->v + i * bytes, 0xff, bytes);
+    for (uint32_t i = 0; c->k && i < mm_pages_each(p); i++)
+      if (!mm_pages_references(p, group * mm_pages_each(p) + i))
+        memset(c->k + i * bytes, 0xff, bytes), memset(c->v + i * bytes, 0xff, bytes);
   }
-  for (uint32_t slot = 0; e && slot < serving_slots; slot++)
-    if (!mm_engine_held(e, slot)) memset(b->state + slot * b->state_floats, 0xff, b->state_floats * sizeof *b->state);
+  for (uint32_t slot = group; e && slot < serving_slots; slot += groups)
+    if (!mm_engine_held(e, slot)) memset(b->state + slot / groups * b->state_floats, 0xff, b->state_floats * sizeof *b->state);
   return mm_ops_cpu.begin(b, batch, err);
 }
 
@@ -97,6 +99,7 @@ static bool poisoning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 
 static const mm_dflash *serving_draft; /* of the next engine that is served, or NULL */
 static bool serving_index_fp8;         /* of the next engines */
+static uint32_t serving_attn_tp;       /* ranks that its attention is cut for, 0: all */
 
 static mm_engine *serving_engine(const ref_shards *shards, const mm_ops *ops, mm_limits limits, const mm_dflash *draft) {
   mm_err err = {0};
@@ -111,7 +114,7 @@ static void serving_open_ops(serving *w, mm_model m, uint32_t tp, const mm_ops *
   *w = (serving){.ref = ref_build(m), .vocab = m.vocab};
   pthread_mutex_init(&w->lock, NULL);
   pthread_cond_init(&w->changed, NULL);
-  w->shards = ref_cut(&w->ref, tp);
+  w->shards = ref_cut_groups(&w->ref, tp, serving_attn_tp);
   limits.max_positions = limits.max_positions ? limits.max_positions : POSITIONS;
   w->alone = serving_engine(w->shards, &mm_ops_cpu, (mm_limits){.max_tokens = POSITIONS, .slots = 1, .max_positions = POSITIONS}, NULL);
   w->engine = serving_engine(w->shards, ops, limits, serving_draft);

@@ -111,6 +111,26 @@ TEST(a_break_is_seen) {
   mm_comm_close(comm);
 }
 
+/* Parts of a group count their ranks from 0 and wait for their own alone; who aborts one aborts them all. */
+TEST(parts) {
+  gatherer g[3];
+  pthread_t thread[3];
+  mm_err err = {0};
+  mm_comm *comm = mm_comm_open(6, &err);
+  assert_ptr_equal(mm_comm_part(comm, 0), comm);
+  assert_true(mm_comm_split(comm, 3, &err));
+  for (uint32_t i = 0; i < 3; i++) { /* one rank of each part waits, for the other, which fails in the first */
+    g[i] = (gatherer){.comm = mm_comm_part(comm, i), .rank = i % 2};
+    pthread_create(&thread[i], NULL, gather_alone, &g[i]);
+  }
+  mm_comm_abort(mm_comm_part(comm, 0));
+  join(g, thread, 3, 1);
+  assert_true(mm_comm_aborted(comm) && mm_comm_aborted(mm_comm_part(comm, 2)));
+  mm_comm_reset(comm);
+  assert_false(mm_comm_aborted(comm) || mm_comm_aborted(mm_comm_part(comm, 1)));
+  mm_comm_close(comm);
+}
+
 /* The failure word that devices write counts from the next task on, for all ranks alike, until it is reset; the waiting rank and the
  * awaited one stay known, and no later failure takes their place. */
 TEST(a_word_is_heard) {

@@ -225,4 +225,23 @@ TEST(copies) {
   assert_string_equal(err.code, "E_LIMITS");
 }
 
+/* Each group has pages of its own: one that is short refuses the step of all, and no other group's pages help. */
+TEST(groups) {
+  mm_err err = {0};
+  mm_pages *p = mm_pages_open_groups(2, 6, 4, 4 * MM_PAGE, &err);
+  mm_page_copy copy[4];
+  uint32_t n;
+  assert_true(mm_pages_reserve(p, (mm_page_want[]){{0, 0, MM_PAGE}, {1, 0, 3 * MM_PAGE}}, 2, copy, &n, &err));
+  assert_int_equal(mm_pages_table(p)[0], 0);
+  for (uint32_t i = 0; i < 3; i++) assert_int_equal(mm_pages_group_of(p, mm_pages_table(p)[4 + i]), 1);
+  assert_false(mm_pages_reserve(p, (mm_page_want[]){{0, MM_PAGE, 1}, {3, 0, 1}}, 2, copy, &n, &err));
+  assert_non_null(strstr(err.text, "found 0 pages free, expected 1 for this step, of 3"));
+  assert_true(mm_pages_free_in(p, 0) == 2 && mm_pages_free_in(p, 1) == 0 && mm_pages_free(p) == 2 && mm_pages_held(p, 0) == 1);
+  assert_true(mm_pages_check(p, NULL, &err));
+  mm_pages_cut(p, 1, MM_PAGE);
+  assert_true(mm_pages_reserve(p, (mm_page_want[]){{0, MM_PAGE, 1}, {3, 0, 1}}, 2, copy, &n, &err));
+  assert_true(mm_pages_table(p)[1] < 3 && mm_pages_table(p)[12] >= 3 && mm_pages_check(p, NULL, &err));
+  mm_pages_close(p);
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -296,6 +296,51 @@ TEST(test_long_prompt) {
   serving_close(&w, true);
 }
 
+/* ---- groups of attention ---- */
+
+static bool (*token_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
+static uint32_t running_seen[2]; /* requests in each group at the fifth token of the first */
+static bool see_groups(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
+  const client *c = user;
+  for (uint32_t g = 0; p->reply_tokens == 5 && g < 2; g++) running_seen[g] = mm_schedule_running(c->serving->scheduler, g);
+  return token_before(user, id, logprob, p);
+}
+
+/* A request gets a slot in the group with the fewest tokens, as long as that has one, and the group that has its prompt's pages is cheaper
+ * by them. */
+TEST(test_groups) {
+  serving w;
+  mm_scheduler_stats s;
+  mm_scheduler_config cached = {.step_tokens = 64, .queue_max = 100, .prefix_cache = true};
+  uint64_t tokens[2];
+  serving_attn_tp = 1;
+  serving_open(&w, kind(1), 2, (mm_limits){.max_tokens = 64, .slots = 6}, cached);
+  assert_int_equal(mm_scheduler_groups(w.scheduler), 2);
+  client c[] = {request(0, 60, 30), request(2, 9, 30), request(4, 9, 30), request(6, 9, 30), request(8, 9, 30)};
+  for (uint32_t i = 0; i < 5; i++) client_ready(&w, &c[i]);
+  token_before = c[0].r.token, c[0].r.token = see_groups;
+  atomic_store(&serving_waits, false);
+  atomic_store(&serving_closed, true);
+  client_submit(&w, &c[0]);
+  while (!atomic_load(&serving_waits)) serving_pause();
+  for (uint32_t i = 1; i < 5; i++) client_submit(&w, &c[i]);
+  atomic_store(&serving_closed, false);
+  for (uint32_t i = 0; i < 5; i++) client_check(&c[i]);
+  assert_true(running_seen[0] == 2 && running_seen[1] == 3); /* the fifth found no slot where there were fewer tokens */
+  serving_settled(&w, &s);
+  mm_scheduler_group_tokens(w.scheduler, tokens);
+  assert_true(tokens[0] == 0 && tokens[1] == 0);
+  for (uint32_t i = 0; i < 3; i++) { /* the prompt of c[2], whose pages the second group has */
+    client again = request(4, 9, 2);
+    client_ready(&w, &again);
+    client_submit(&w, &again);
+    client_check(&again);
+    assert_int_equal(again.cached, 8);
+  }
+  serving_close(&w, true);
+  serving_attn_tp = 0;
+}
+
 /* ---- random requests ---- */
 
 static void run_random(uint32_t k, uint32_t tp, mm_limits l, mm_scheduler_config c, uint32_t rounds) {
@@ -318,6 +363,10 @@ TEST(test_random) {
     run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 9}, cached, 3);
     narrow = cached, narrow.step_tokens = 3;
     run_random(k, 1, (mm_limits){.max_tokens = 64, .slots = 2, .pages = 8}, narrow, 1);
+    serving_attn_tp = 1 + k;
+    cached.drafts = MM_DRAFTS;
+    run_random(k, 2 + 2 * k, (mm_limits){.max_tokens = 64, .slots = 5, .pages = 14}, cached, 2);
+    serving_attn_tp = 0, cached.drafts = 0;
   }
 }
 

@@ -1,20 +1,23 @@
 /* Random schedules of an engine against an oracle: single tokens, prompts and rows of drafts in one step, each row chosen from by settings
  * of its own, within the step or after it, or scored; forks, states saved and restored at any position, slots dropped, pages short with
- * nothing changed; at tp 1, 2 and 8 and over two stages, among poisoned pages and states. The oracle is an engine of one slot without
- * shared pages, fed token by token; it is held against double precision. STEPS=N runs N steps of each kind, MM_SEED=N another schedule. */
+ * nothing changed; at tp 1, 2 and 8, over two stages and with groups of attention, some of them without rows, among poisoned pages and
+ * states. The oracle is an engine of one slot without shared pages, fed token by token; it is held against double precision. STEPS=N runs N
+ * steps of each kind, MM_SEED=N another schedule. */
 #include <math.h>
 #include <stdio.h>
 
 #include "tests/unit/runtime/fixture.h"
+/* Behind it, whose parameters have names of its types. */
+#include "runtime/engine/engine_inside.h"
 
-#define PAGES     8 /* of 24 that the slots could fill */
-#define LIKELIEST 3 /* likeliest ids that a row may ask for */
+#define PAGES     16 /* at most; 8 of 24 that the slots could fill, or 4 for each group of attention */
+#define LIKELIEST 3  /* likeliest ids that a row may ask for */
 
 /* How a step ends. */
 enum { LOGITS, QUEUED, DEFERRED, SCORED, KINDS };
 
 typedef struct saved {
-  uint32_t page[LENGTH / MM_PAGE + 1], pages, tokens, text;
+  uint32_t page[LENGTH / MM_PAGE + 1], pages, tokens, text, group;
   char *state;
 } saved;
 
@@ -40,7 +43,7 @@ typedef struct step {
 
 typedef struct schedule {
   fixture w;
-  uint32_t ranks;
+  uint32_t ranks, groups, pages;
   mm_sampler *sampler;
   uint32_t text[SLOTS];
   int32_t held[SLOTS][LENGTH]; /* ids of each slot, -1 where it was restored without */
@@ -49,6 +52,7 @@ typedef struct schedule {
   step *queued[MM_QUEUE]; /* what is to be collected, oldest first */
   uint32_t queue;
   uint32_t steps, refused, forks, resumed, drafts, mixed, draws, named, scores;
+  uint32_t idle; /* steps in which a group had no rows */
 } schedule;
 
 /* ---- the oracle ---- */
@@ -206,12 +210,25 @@ static void expect_all(schedule *s, step *t) {
   }
 }
 
+/* A slot of the same group. */
+static uint32_t near(const schedule *s, uint32_t slot) {
+  uint32_t other;
+  do other = below(SLOTS);
+  while (other % s->groups != slot % s->groups);
+  return other;
+}
+
 /* Slot `to` holds what `from` does. */
 static void fork_slot(schedule *s, uint32_t from, uint32_t to) {
   mm_err err = {0};
   assert_true(mm_engine_fork(s->w.engine, from, &to, 1, &err));
   s->text[to] = s->text[from], s->chosen[to] = s->chosen[from], s->forks++;
   memmove(s->held[to], s->held[from], sizeof s->held[0]);
+}
+
+static void fork_any(schedule *s) {
+  const uint32_t from = below(SLOTS);
+  fork_slot(s, from, near(s, from));
 }
 
 static bool queue_step(schedule *s, step *t, bool deferred, mm_err *err) {
@@ -221,7 +238,7 @@ static bool queue_step(schedule *s, step *t, bool deferred, mm_err *err) {
   if (!(deferred ? mm_engine_forward : mm_engine_queue)(s->w.engine, &batch, err)) return false;
   keep_ids(s, t);
   if (deferred) {
-    const uint32_t from = below(SLOTS), to = below(SLOTS); /* anything but a step may come between; the choice belongs to the slots */
+    const uint32_t from = below(SLOTS), to = near(s, from); /* anything but a step may come between; the choice belongs to the slots */
     bool waits = false;
     for (uint32_t i = 0; i < t->spans; i++) waits |= t->span[i].slot == (int32_t)from || t->span[i].slot == (int32_t)to;
     if (!waits) fork_slot(s, from, to);
@@ -286,7 +303,7 @@ static void random_save(schedule *s) {
   mm_err err = {0};
   if (!x->tokens) {
     if (!mm_engine_held(e, slot)) return;
-    x->tokens = mm_engine_held(e, slot), x->pages = mm_pages_held(p, slot), x->text = s->text[slot];
+    x->tokens = mm_engine_held(e, slot), x->pages = mm_pages_held(p, slot), x->text = s->text[slot], x->group = slot % s->groups;
     memcpy(x->page, mm_pages_table(p) + (size_t)slot * mm_pages_per_slot(p), x->pages * sizeof *x->page);
     for (uint32_t i = 0; i < x->pages; i++) mm_pages_hold(p, x->page[i]);
     assert_true(mm_engine_save(e, slot, x->state, &err));
@@ -294,6 +311,11 @@ static void random_save(schedule *s) {
     const uint32_t n = s->w.ref.m.qk_norm ? 1 + below(x->tokens) : x->tokens; /* states are those after one token alone */
     int32_t id[LENGTH];
     const bool known = below(2);
+    if (slot % s->groups != x->group) { /* whose ranks do not have these pages */
+      assert_false(mm_engine_resume(e, slot, x->page, NULL, n, x->state, &err));
+      assert_string_equal(err.code, "E_BATCH");
+      return;
+    }
     for (uint32_t i = 0; i < n; i++) id[i] = token(x->text, i), s->held[slot][i] = known ? id[i] : -1;
     assert_true(mm_engine_resume(e, slot, x->page, known ? id : NULL, n, x->state, &err));
     s->text[slot] = x->text, s->chosen[slot] = -1, s->resumed++;
@@ -305,16 +327,16 @@ static void random_save(schedule *s) {
 
 /* Poisons the rest of a slot's own page behind its last token. */
 enum { HUGE_KEY = 0x7e }; /* bytes of an index key, or of its scale, that wins over all: NaN would count as none */
-static void poison_tail(const schedule *s, const mm_backend *b, const mm_cpu_cache *c, uint32_t slot) {
+static void poison_tail(const schedule *s, const mm_backend *b, const mm_cpu_cache *c, uint32_t first, uint32_t slot) {
   const mm_pages *p = mm_engine_pages(s->w.engine);
   const uint32_t held = mm_engine_held(s->w.engine, slot), used = held % MM_PAGE;
   const uint32_t page = mm_pages_table(p)[(size_t)slot * mm_pages_per_slot(p) + held / MM_PAGE];
   if (!used || mm_pages_references(p, page) > 1) return;
   for (uint32_t h = 0; h < b->kv_heads; h++) {
-    const size_t at = mm_cpu_cell(b, page, h, used), bytes = mm_cpu_cell(b, 0, 0, MM_PAGE - used);
+    const size_t at = mm_cpu_cell(b, page - first, h, used), bytes = mm_cpu_cell(b, 0, 0, MM_PAGE - used);
     memset(c->k + at, 0xff, bytes), memset(c->v + at, 0xff, bytes);
   }
-  if (c->index) memset(mm_cpu_index_key(b, c, page, used), HUGE_KEY, (MM_PAGE - used) * b->mapped.index_key);
+  if (c->index) memset(mm_cpu_index_key(b, c, page - first, used), HUGE_KEY, (MM_PAGE - used) * b->mapped.index_key);
 }
 
 /* Every number that no slot may read becomes NaN, or of index keys huge: pages without a reference, what lies behind a slot's last token,
@@ -325,18 +347,20 @@ static void poison(const schedule *s) {
   for (uint32_t r = 0; r < s->ranks; r++) {
     const mm_backend *b = backend[r];
     const size_t bytes = mm_cpu_cell(b, 1, 0, 0);
+    const uint32_t group = mm_engine_rank_group(s->w.engine, r), each = s->pages / s->groups, first = group * each;
     for (uint32_t l = 0; l < s->w.ref.m.layers; l++) {
       const mm_cpu_cache *c = &b->cache[l];
       if (!c->k) continue;
-      for (uint32_t i = 0; i < PAGES; i++)
-        if (!mm_pages_references(p, i)) {
+      for (uint32_t i = 0; i < each; i++)
+        if (!mm_pages_references(p, first + i)) {
           memset(c->k + i * bytes, 0xff, bytes), memset(c->v + i * bytes, 0xff, bytes);
           if (c->index) memset(mm_cpu_index_key(b, c, i, 0), HUGE_KEY, MM_PAGE * b->mapped.index_key);
         }
-      for (uint32_t slot = 0; slot < SLOTS; slot++) poison_tail(s, b, c, slot);
+      for (uint32_t slot = group; slot < SLOTS; slot += s->groups) poison_tail(s, b, c, first, slot);
     }
-    for (uint32_t slot = 0; b->state_floats && slot < SLOTS; slot++)
-      if (!mm_engine_held(s->w.engine, slot)) memset(b->state + slot * b->state_floats, 0xff, b->state_floats * sizeof *b->state);
+    for (uint32_t slot = group; b->state_floats && slot < SLOTS; slot += s->groups)
+      if (!mm_engine_held(s->w.engine, slot))
+        memset(b->state + slot / s->groups * b->state_floats, 0xff, b->state_floats * sizeof *b->state);
   }
 }
 
@@ -350,10 +374,13 @@ static void check_pages(const schedule *s) {
 
 /* ---- schedules ---- */
 
-static void start(schedule *s, mm_model m, uint32_t tp, uint32_t stage, caches cache) {
+/* tp ranks, of which attention has attn_tp; 0: all. */
+static void start(schedule *s, mm_model m, uint32_t tp, uint32_t attn_tp, uint32_t stage, caches cache) {
   mm_err err = {0};
   memset(s, 0, sizeof *s);
-  open_group(&s->w, m, tp, stage, PAGES, cache);
+  s->groups = attn_tp ? tp / attn_tp : 1;
+  s->pages = (uint32_t)mm_max(8, 4 * s->groups);
+  open_groups(&s->w, m, tp, attn_tp, stage, s->pages, cache);
   check_oracle(&s->w, cache);
   s->ranks = stage ? 2 * tp : tp;
   s->sampler = mm_sampler_open(m.vocab, &err);
@@ -361,14 +388,31 @@ static void start(schedule *s, mm_model m, uint32_t tp, uint32_t stage, caches c
   for (int i = 0; i < SLOTS; i++) s->chosen[i] = -1;
 }
 
+/* All ranks of a group hold the same bits of its rows. */
+static void check_alike(schedule *s) {
+  const mm_engine *e = s->w.engine;
+  bool idle = false;
+  for (uint32_t r = 0; s->groups > 1 && e->stepped && r < s->ranks; r++) {
+    const uint32_t group = mm_engine_rank_group(e, r), first = r - r % (e->shards->pack.tp / s->groups), rows = e->groups.own[group].tokens;
+    const mm_forward *f = &e->rank[r].forward, *g = &e->rank[first].forward;
+    const size_t bytes = rows * (size_t)f->h.width * sizeof(float);
+    idle |= rows == 0;
+    const bool same = memcmp(f->h.data, g->h.data, bytes) == 0 && memcmp(f->n.data, g->n.data, bytes) == 0 &&
+                      memcmp(f->spare.data, g->spare.data, bytes) == 0;
+    if (!same) fail_msg("step %u: rank %u has other bits than rank %u", s->steps, r, first);
+  }
+  s->idle += idle;
+}
+
 static void one_round(schedule *s) {
   poison(s);
   random_step(s);
+  check_alike(s);
   if (s->queue && below(2)) collect(s);
   if (below(3) == 0) random_save(s);
   const uint32_t slot = below(SLOTS);
   if (below(30) == 0) mm_engine_drop(s->w.engine, slot), s->chosen[slot] = -1;
-  if (below(12) == 0) fork_slot(s, below(SLOTS), below(SLOTS));
+  if (below(12) == 0) fork_any(s);
   check_pages(s);
   s->steps++;
 }
@@ -385,52 +429,60 @@ static void stop(schedule *s) {
   close_group(&s->w);
 }
 
-static void run(mm_family family, bool postnorm, uint32_t tp, uint32_t stage, caches cache, uint32_t quick) {
+static void run_groups(mm_family family, uint32_t tp, uint32_t attn_tp, uint32_t stage, caches cache, uint32_t quick) {
   static const char *const word[] = {"f32", "bf16", "index keys e4m3"};
   static schedule s;
   const char *steps = getenv("STEPS"), *from = getenv("MM_SEED");
   if (from) seed = strtoull(from, NULL, 10);
-  start(&s, ref_dims(family, postnorm), tp, stage, cache);
+  start(&s, ref_dims(family, family == MM_FAMILY_M1 && cache != IN_BF16), tp, attn_tp, stage, cache);
   for (const uint32_t n = steps ? (uint32_t)strtoul(steps, NULL, 10) : SANITIZED ? 60 : quick; s.steps < n;) one_round(&s);
   while (s.queue) collect(&s);
   print_message(
-      "%s, tp %u, pp %d, %s: %u steps, %u short of pages, %u forks, %u restored, %u drafts, %u mixed, %u draws, %u by name, %u "
-      "scores\n",
+      "%s, tp %u, groups %u, pp %d, %s: %u steps, %u short of pages, %u forks, %u restored, %u drafts, %u mixed, %u draws, %u by name, %u "
+      "scores, %u with idle groups\n",
       family == MM_FAMILY_M1   ? "m1"
       : family == MM_FAMILY_M2 ? "m2"
                                : "m3",
-      tp, stage ? 2 : 1, word[cache], s.steps, s.refused, s.forks, s.resumed, s.drafts, s.mixed, s.draws, s.named, s.scores);
-  assert_true(s.refused > 0 && s.forks > 0 && s.resumed > 0 && s.drafts > 0 && s.mixed > 0 && s.draws > 0 && s.named > 0 && s.scores > 0);
+      tp, s.groups, stage ? 2 : 1, word[cache], s.steps, s.refused, s.forks, s.resumed, s.drafts, s.mixed, s.draws, s.named, s.scores,
+      s.idle);
+  assert_true(s.groups == 1 || s.idle > 0);
+  const bool few = s.groups > 1 && (s.groups > 2 || s.steps < 100); /* too few steps for some of each */
+  assert_true(few ||
+              (s.refused > 0 && s.forks > 0 && s.resumed > 0 && s.drafts > 0 && s.mixed > 0 && s.draws > 0 && s.named > 0 && s.scores > 0));
   stop(&s);
 }
 
+static void run(mm_family family, uint32_t tp, uint32_t stage, caches cache, uint32_t quick) {
+  run_groups(family, tp, 0, stage, cache, quick);
+}
+
 TEST(test_one_rank) {
-  run(MM_FAMILY_M1, true, 1, 0, IN_F32, 250);
-  run(MM_FAMILY_M2, false, 1, 0, IN_BF16, 250);
-  run(MM_FAMILY_M3, false, 1, 0, IN_F32, 250);
-  run(MM_FAMILY_M3, false, 1, 0, INDEX_FP8, 150);
+  run(MM_FAMILY_M1, 1, 0, IN_F32, 250);
+  run(MM_FAMILY_M2, 1, 0, IN_BF16, 250);
+  run(MM_FAMILY_M3, 1, 0, IN_F32, 250);
+  run(MM_FAMILY_M3, 1, 0, INDEX_FP8, 150);
 }
 TEST(test_two_ranks) {
-  run(MM_FAMILY_M1, false, 2, 0, IN_BF16, 150);
-  run(MM_FAMILY_M2, false, 2, 0, IN_F32, 150);
-  run(MM_FAMILY_M3, false, 2, 0, IN_BF16, 100);
-  run(MM_FAMILY_M3, false, 2, 0, INDEX_FP8, 60);
+  run(MM_FAMILY_M1, 2, 0, IN_BF16, 150);
+  run(MM_FAMILY_M2, 2, 0, IN_F32, 150);
+  run(MM_FAMILY_M3, 2, 0, IN_BF16, 100);
+  run(MM_FAMILY_M3, 2, 0, INDEX_FP8, 60);
 }
 TEST(test_eight_ranks) {
-  run(MM_FAMILY_M1, true, 8, 0, IN_F32, 60);
-  run(MM_FAMILY_M2, false, 8, 0, IN_BF16, 60);
+  run(MM_FAMILY_M1, 8, 0, IN_F32, 60);
+  run(MM_FAMILY_M2, 8, 0, IN_BF16, 60);
 }
 TEST(test_stages) {
-  run(MM_FAMILY_M1, true, 2, 2, IN_F32, 100);
-  run(MM_FAMILY_M2, false, 1, 1, IN_F32, 150);
-  run(MM_FAMILY_M3, false, 1, 2, IN_F32, 100);
+  run(MM_FAMILY_M1, 2, 2, IN_F32, 100);
+  run(MM_FAMILY_M2, 1, 1, IN_F32, 150);
+  run(MM_FAMILY_M3, 1, 2, IN_F32, 100);
 }
 
 /* One number that a slot holds is another: the next step of the schedule's kind would say so. */
 static void planted(mm_family family, caches cache) {
   static schedule s;
   mm_err err = {0};
-  start(&s, ref_dims(family, true), 1, 0, cache);
+  start(&s, ref_dims(family, true), 1, 0, 0, cache);
   feed_ok(&s.w, 3, 1, 0, 130);
   mm_backend *b = backend[0];
   const uint32_t page = mm_pages_table(mm_engine_pages(s.w.engine))[(size_t)3 * mm_pages_per_slot(mm_engine_pages(s.w.engine)) + 1];
@@ -454,6 +506,14 @@ TEST(test_planted) {
   planted(MM_FAMILY_M2, IN_F32);
   planted(MM_FAMILY_M3, IN_F32);
   planted(MM_FAMILY_M3, INDEX_FP8);
+}
+
+TEST(test_groups) {
+  run_groups(MM_FAMILY_M1, 2, 1, 0, IN_F32, 100);
+  run_groups(MM_FAMILY_M2, 4, 2, 0, IN_F32, 100);
+  run_groups(MM_FAMILY_M2, 8, 2, 0, IN_BF16, 50);
+  run_groups(MM_FAMILY_M3, 2, 1, 0, IN_F32, 100);
+  run_groups(MM_FAMILY_M1, 4, 2, 2, IN_BF16, 60);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

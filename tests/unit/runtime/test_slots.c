@@ -150,6 +150,41 @@ TEST(test_refused) {
   close_group(&w);
 }
 
+/* Slots of different groups share nothing; no other group's pages, and no run that needs one group alone. */
+TEST(test_groups_refused) {
+  fixture w;
+  mm_err err = {0};
+  open_groups(&w, ref_dims(MM_FAMILY_M2, false), 4, 2, 0, 0, false);
+  assert_int_equal(mm_engine_groups(w.engine), 2);
+  assert_int_equal(mm_pages_groups(mm_engine_pages(w.engine)), 2);
+  feed_ok(&w, 2, 0, 0, 65);
+  const uint32_t *page = mm_pages_table(mm_engine_pages(w.engine)) + (size_t)2 * mm_pages_per_slot(mm_engine_pages(w.engine));
+  assert_false(mm_engine_fork(w.engine, 2, (uint32_t[]){4, 3}, 2, &err));
+  assert_non_null(strstr(err.text, "group of slot 3: found 1, expected that of the slot to be forked, 0"));
+  assert_int_equal(mm_engine_held(w.engine, 4), 0);
+  err = (mm_err){0};
+  assert_false(mm_engine_resume(w.engine, 1, page, NULL, 65, NULL, &err));
+  assert_non_null(strstr(err.text, "expected that of the slot, 1"));
+  assert_true(mm_engine_resume(w.engine, 4, page, NULL, 65, NULL, &err));
+  err = (mm_err){0};
+  assert_false(mm_engine_pool(w.engine, 4, &err));
+  assert_string_equal(err.code, "E_PARALLEL");
+  mm_ops one = mm_ops_cpu;
+  one.name = "one", one.ranks.gather = NULL;
+  const uint32_t tap = 0;
+  const mm_engine_config bad[] = {{.ops = &one}, {.ops = &mm_ops_cpu, .tap = &tap, .taps = 1}};
+  static const char *const says[] = {"found --attn-tp 2 of --tp 4; device one", "reading hidden states needs"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    mm_engine_config c = bad[i];
+    c.limits = (mm_limits){.max_tokens = 1, .slots = 1, .max_positions = 9}, c.options.threads = 1;
+    err = (mm_err){0};
+    assert_null(mm_engine_open(&w.shards->s, &c, &err));
+    assert_string_equal(err.code, "E_PARALLEL");
+    if (!strstr(err.text, says[i])) fail_msg("%s", err.text);
+  }
+  close_group(&w);
+}
+
 /* A backend that gives each slot its own pages neither takes a limit nor shares. */
 TEST(test_own_pages) {
   mm_ops ops = mm_ops_cpu;

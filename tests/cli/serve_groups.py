@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""A checkpoint of --attn-tp behind minimax-serve: replies of crowds are those of one rank, requests are spread over the groups of attention, prefixes
+are found in the group that has them; runs that need one group are refused by name before weights are read."""
+import concurrent.futures
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serve_client import BIN, TMP, Server  # noqa: E402
+
+
+def convert(model, name, *options):
+    subprocess.run([f"{BIN}/minimax-convert", f"tests/data/{model}", "-o", f"{TMP}/{name}", "--quant", "none", "-q", *options], check=True)
+    return f"{TMP}/{name}"
+
+
+def body(i):
+    """Prompts of 3 to 150 ids, pairs of which begin alike; drawn and greedy replies."""
+    prompt = [3 + (t * t + 5 * t + (i // 2 if t < 70 else i) * 7) % 400 for t in range(3 + 21 * i)]
+    return {"prompt": prompt, "max_tokens": 12 + i, "temperature": i % 3 * 0.7, "seed": i, "n": 1 + i % 2, "ignore_eos": True, "priority": i % 2}
+
+
+def crowd(packed, *options):
+    """The texts of eight requests at a time, twice, and the requests that a group ran at a time, at most."""
+    with Server(packed, "-t", "1", "--act-quant", "off", "--max-model-len", "256", *options) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        said, seen = [], [0, 0]
+        for _ in range(2):
+            waiting = [pool.submit(s.post, "/v1/completions", body(i)) for i in range(8)]
+            while not all(w.done() for w in waiting):
+                found = s.metrics()
+                seen = [max(seen[g], found.get(f'group_tokens{{group="{g}"}}', 0)) for g in range(2)]
+                time.sleep(0.002)
+            said.append([[c["text"] for c in w.result()["choices"]] for w in waiting])
+        while (found := s.metrics())["requests_running"]:
+            pass
+        assert found.get('group_tokens{group="1"}', 0) == 0 and found["pages_free"] + found["pages_cached"] == found["pages"], found
+        cached = [s.post("/v1/completions", body(7))["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
+        assert said[0] == said[1] and cached[1] > 100, cached
+        return said[0], seen, open(s.log).read()
+
+
+def refused(says, *words):
+    done = subprocess.run([f"{BIN}/{words[0]}", *words[1:]], capture_output=True, text=True)
+    assert done.returncode == 4 and "E_PARALLEL" in done.stderr and says in done.stderr and "--attn-tp" in done.stderr, (words, done.returncode, done.stderr)
+
+
+for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), ("tiny-m2", ["--tp", "4", "--attn-tp", "2", "--pp", "2"])):
+    one, groups = convert(model, model + "-one"), convert(model, model + "-groups", *shape)
+    alone, none, _ = crowd(one, "--max-num-seqs", "4")
+    spread, seen, log = crowd(groups, "--max-num-seqs", "4", "--kv-cache-tokens", "1024")
+    assert spread == alone and none == [0, 0] and min(seen) > 0 and "2 groups of ranks" in log, (seen, log)
+    refused("moving pages to host memory", "minimax-serve", groups, "--port", "0", "--kv-offload", "64M", "--check")
+    refused("collecting inputs", "minimax-eval", groups, "--text", "tests/data/held-out.txt", "--collect", f"{TMP}/moments")
+print("crowds over groups of attention: replies of one rank, spread by tokens; refusals by name")
