@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Two ways to lower the divergence of 4-bit weights that are not in the converter, tried on the small checkpoints (figures: quant/RESULTS.md).
 
-  quality_attempts.py BIN WORK equalise|couple [--models tiny-m1,tiny-m2] [--limit 40] [--scheme w4a16] [--threads N]
-                      [--only NAME,…]
+  quality_attempts.py BIN WORK equalise|couple [--models tiny-m1,tiny-m2] [--limit 40] [--threads N] [--only NAME,…]
 
 BIN is the folder of the programs, WORK a folder for files. Needs numpy, ml_dtypes and safetensors; couple also jax and a C compiler. Each row is the
 Kullback-Leibler divergence from the unquantised checkpoint on the first --limit held-out windows of 512 ids, its difference from --method gptq, and the
@@ -28,21 +27,15 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-WINDOW, SCORED, PRIOR = 512, 40, 64
-E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], "f4")
+WINDOW, SCORED, PRIOR, SCHEME = 512, 40, 64, "w4a16"
 
 ROUND = """
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-static float nearest(float x, float s, int e2m1) {
-  float y = x / s, a = fabsf(y);
-  if (!e2m1) return s * fminf(fmaxf(rintf(y), -8), 7);
-  a = a < 2 ? rintf(a * 2) / 2 : a < 4 ? rintf(a) : a < 5 ? 4 : 6;
-  return s * copysignf(a, y);
-}
+static float nearest(float x, float s) { return s * fminf(fmaxf(rintf(x / s), -8), 7); }
 /* v[r][i] of r < i, u[c][j] of c < j; everything in the order of rounding. */
-void couple(int n, int k, const float *w, const float *s, const float *v, const float *u, const float *g, const float *h, float *q, int rounds, int e2m1) {
+void couple(int n, int k, const float *w, const float *s, const float *v, const float *u, const float *g, const float *h, float *q, int rounds) {
   size_t all = (size_t)n * k;
   float *e = calloc(all, 4), *eh = calloc(all, 4), *r = malloc(4 * k), *x = malloc(4 * k);
   for (int i = 0; i < n; i++) {
@@ -52,7 +45,7 @@ void couple(int n, int k, const float *w, const float *s, const float *v, const 
       if (v[(size_t)l * n + i] != 0) for (int j = 0; j < k; j++) r[j] += v[(size_t)l * n + i] * e[(size_t)l * k + j];
     for (int j = 0; j < k; j++) x[j] = w[at + j] + r[j];
     for (int j = 0; j < k; j++) {
-      q[at + j] = nearest(x[j], s[at + j], e2m1);
+      q[at + j] = nearest(x[j], s[at + j]);
       e[at + j] = w[at + j] - q[at + j];
       for (int c = j + 1; c < k; c++) x[c] += (e[at + j] + r[j]) * u[(size_t)j * k + c];
     }
@@ -66,7 +59,7 @@ void couple(int n, int k, const float *w, const float *s, const float *v, const 
       for (int l = 0; l < n; l++)
         if (g[(size_t)i * n + l] != 0) for (int j = 0; j < k; j++) r[j] += g[(size_t)i * n + l] * eh[(size_t)l * k + j];
       for (int j = 0; j < k; j++) {
-        const float best = nearest(q[at + j] + r[j] / (own * h[(size_t)j * k + j]), s[at + j], e2m1), d = q[at + j] - best;
+        const float best = nearest(q[at + j] + r[j] / (own * h[(size_t)j * k + j]), s[at + j]), d = q[at + j] - best;
         if (d == 0) continue;
         q[at + j] = best;
         for (int c = 0; c < k; c++) eh[at + c] += d * h[(size_t)j * k + c], r[c] += own * d * h[(size_t)j * k + c];
@@ -116,7 +109,7 @@ class Model:
 
     def packed(self, source, moments):
         out = os.path.join(self.args.work, self.name + ".packed")
-        self.run("minimax-convert", source, "-o", out, "--quant", self.args.scheme, "--method", "gptq", "--importance", moments, "--force")
+        self.run("minimax-convert", source, "-o", out, "--quant", SCHEME, "--method", "gptq", "--importance", moments, "--force")
         return out
 
     def score(self, packed):
@@ -144,7 +137,7 @@ class Model:
         def text(x, digits):
             return f"{x.mean():+.{digits}f} ± {x.std(ddof=1) / len(x) ** 0.5:.{digits}f}"
         kl, nll = found
-        print(f"| {self.name} | `{self.args.scheme}` | {what} | {kl.mean():.5f} | {text(kl - base[0], 5)} | {100 * (kl.mean() / base[0].mean() - 1):+.1f} % "
+        print(f"| {self.name} | `{SCHEME}` | {what} | {kl.mean():.5f} | {text(kl - base[0], 5)} | {100 * (kl.mean() / base[0].mean() - 1):+.1f} % "
               f"| {text(nll, 4)} |", flush=True)
 
 
@@ -329,7 +322,7 @@ def mean_of(found, name, which):
     return (own + PRIOR * layer) / (tokens + PRIOR)
 
 
-def scales_of(m, packed):
+def scales_of(packed):
     """{name: scale of every weight} of a packed checkpoint of one rank."""
     with open(packed + "/manifest.json", encoding="utf-8") as f:
         tensors = json.load(f)["tensors"]
@@ -337,13 +330,11 @@ def scales_of(m, packed):
     for n in os.listdir(packed):
         stored.update(load_file(f"{packed}/{n}") if n.endswith(".safetensors") else {})
     for t in tensors:
-        if t["scheme"] not in (m.args.scheme, m.args.scheme + "a16"):
+        if t["scheme"] != SCHEME:
             continue
-        s = [stored[t["name"] + p["suffix"]] for p in t["planes"][1:]]
-        lead, k, cell = max(t["lead"], 1), t["whole_cols"], t["planes"][1]["cell"][1]
-        of = np.ldexp(np.float32(1), s[0].astype("i4") - 127) if s[0].dtype == np.uint8 else s[0].astype("f4")
-        of = of.reshape(lead, t["rows"], -1) * (s[1].reshape(lead, 1, 1) if len(s) > 1 else np.float32(1))
-        of = np.repeat(of, cell, 2)[..., :k]
+        lead, plane = max(t["lead"], 1), t["planes"][1]
+        of = stored[t["name"] + plane["suffix"]].astype("f4").reshape(lead, t["rows"], -1)
+        of = np.repeat(of, plane["cell"][1], 2)[..., :t["whole_cols"]]
         for e in range(lead):
             for p in t["pieces"]:
                 out[p["source"].replace("{e}", str(e))] = of[e, p["at"]:p["at"] + p["local_rows"]]
@@ -370,7 +361,7 @@ def coupled(m, library, groups, found, scales, mean, block):
         g, h = g[np.ix_(rows, rows)], h[np.ix_(cols, cols)]
         given = [np.ascontiguousarray(x, "f4") for x in (w[np.ix_(rows, cols)], s[np.ix_(rows, cols)], factor(g), factor(h), g, h)]
         q = np.empty((n, k), "f4")
-        library.couple(n, k, *[ctypes.c_void_p(x.ctypes.data) for x in (*given, q)], 6, int(m.args.scheme != "w4a16"))
+        library.couple(n, k, *[ctypes.c_void_p(x.ctypes.data) for x in (*given, q)], 6)
         whole = np.empty_like(q)
         whole[np.ix_(rows, cols)] = q
         for one in names:
@@ -382,7 +373,7 @@ def couple(m, base):
     library = os.path.join(m.args.work, "couple.so")
     subprocess.run(["cc", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-lm"], input=ROUND.encode(), check=True)
     groups, library = groups_of(m.weights), ctypes.CDLL(library)
-    scales, found = scales_of(m, m.packed(m.f32, m.moments)), gather(m, groups)
+    scales, found = scales_of(m.packed(m.f32, m.moments)), gather(m, groups)
     for what, mean, block in (("rows by themselves", 1, 0), ("coupled", .4, 0), ("coupled in blocks of 128 rows", .4, 128), ("coupled in blocks of 16 rows", .4, 16)):
         if not m.args.only or what in m.args.only:
             m.show(what, m.score_weights(coupled(m, library, groups, found, scales, mean, block)), base)
@@ -395,7 +386,6 @@ def main():
     p.add_argument("attempt", choices=("equalise", "couple"))
     p.add_argument("--models", default="tiny-m1,tiny-m2")
     p.add_argument("--limit", type=int, default=SCORED)
-    p.add_argument("--scheme", default="w4a16", choices=("w4a16", "nvfp4", "mxfp4"))
     p.add_argument("--threads", help="of minimax-eval")
     p.add_argument("--only", type=lambda x: x.split(","))
     args = p.parse_args()
