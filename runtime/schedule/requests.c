@@ -160,7 +160,7 @@ static void publish(mm_scheduler *s) {
     if (s->groups.cache)
       own->pages_cached += mm_prefix_cache_pages(s->groups.cache[g]), own->cache_bytes += mm_prefix_cache_state_bytes(s->groups.cache[g]);
   }
-  if (s->offload.on) {
+  if (s->offload.on && s->groups.cache) {
     const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache[0]);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
