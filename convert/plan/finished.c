@@ -1,6 +1,7 @@
 /* Comparing a finished output with the plan, and hashing it. */
 #include "convert/plan/finished.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,12 +123,21 @@ bool mm_finished_check(const mm_plan *p, const char *dir, bool archived, bool ha
   return ok && (archived || !hash || !p->gives || p->gives(p, dir, &stored, threads, err));
 }
 
+/* The options of a cut; --attn-tp where it was given. */
+static const char *cut_text(const mm_pack *p, char out[128]) {
+  char attn[32] = "";
+  if (p->attn_tp) snprintf(attn, sizeof attn, " --attn-tp %u", p->attn_tp);
+  snprintf(out, 128, "--tp %u%s --ep %u --pp %u --tp-align %s", p->tp, attn, p->ep, p->pp, mm_align_word(p->tp_align));
+  return out;
+}
+
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
   static const char tail[] = "to find it done; --force replaces it",
                     rest[] = "source, --place, --part-size, config.json or version of this program",
                     rest_unsharded[] = "source, --quant, --part-size or version of this program";
   const mm_where at = mm_at(dir, NULL);
   const mm_pack *own = &p->pack;
+  char found[128], expected[128];
   mm_pack is = {0};
   const bool packed = mm_pack_open(&is, dir, MM_IGNORED);
   if (packed != has_manifest(p))
@@ -135,11 +145,8 @@ bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
   else if (packed && mm_digest_equal(&is.plan, &own->plan))
     other(dir, "--compress", err);
   else if (packed && !mm_pack_same_cut(&is, own))
-    mm_fail(err, MM_USAGE, "E_RESUME", at,
-            "found a finished conversion with --tp %u --attn-tp %u --ep %u --pp %u --tp-align %s, expected --tp %u --attn-tp %u --ep %u "
-            "--pp %u --tp-align %s %s",
-            is.tp, mm_pack_attn_tp(&is), is.ep, is.pp, mm_align_word(is.tp_align), own->tp, mm_pack_attn_tp(own), own->ep, own->pp,
-            mm_align_word(own->tp_align), tail);
+    mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with %s, expected %s %s", cut_text(&is, found),
+            cut_text(own, expected), tail);
   else if (packed && strcmp(is.quant, own->quant) != 0)
     mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with --quant \"%.300s\", expected \"%.300s\" %s", is.quant,
             own->quant, tail);
