@@ -1,7 +1,7 @@
 #!/bin/bash
 # scripts/peers_all.sh BUILD DOWNLOADS: schemas, calls, scores and tests of other programs, one line a row: ok or FAIL, the row, its figure. Status 1
 # if a row does not hold. Rows of time have the machine's load next to them. BUILD/peers-all has each row's whole output.
-# DOWNLOADS: sources from PyPI, by `pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36 vllm==0.33.0 jsonschema==4.26.0`.
+# DOWNLOADS: a folder for sources of llama-cpp-python, vllm and jsonschema, fetched from PyPI if they are not there.
 # PEERS_VENV: a Python environment, made if it is not there, with what scripts/peers_servers.py, peers_schemas.py and peers_suite.py want;
 # LANGCHAIN_VENV: the same for scripts/peers_langchain.py. CHAT_TEMPLATES: a folder with the released MiniMax-M1.jinja and MiniMax-M2.jinja.
 # ROWS="schemas suite langchain llama vllm lm-eval masks bits fields": the rows wanted.
@@ -9,6 +9,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 [ $# -eq 2 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
 build=$(realpath "$1") downloads=$(realpath "$2") failed=0
+python3 scripts/sdist.py "$downloads" llama-cpp-python==0.3.36 vllm==0.33.0 jsonschema==4.26.0 || exit 2
 export CHAT_TEMPLATES=${CHAT_TEMPLATES:-../shared/templates} CUDA=0 BUILD=$build
 PEERS_VENV=${PEERS_VENV:-$build/peers-venv} LANGCHAIN_VENV=${LANGCHAIN_VENV:-$build/langchain-venv}
 out=$build/peers-all
@@ -28,7 +29,7 @@ holds() { true; }
 figure() { tail -n 1 "$1"; }
 
 [ -x "$PEERS_VENV/bin/python" ] || scripts/venv.sh "$PEERS_VENV" pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 openai==3.57.0 anthropic==2.14.0 \
-  requests regex filelock aiohttp numpy==2.4.6 prometheus_client transformers==5.24.0 jinja2 safetensors jsonschema==4.26.0 llguidance==1.9.1 || exit 2
+  requests httpx regex filelock aiohttp numpy==2.4.6 prometheus_client transformers==5.24.0 jinja2 safetensors jsonschema==4.26.0 llguidance==1.9.1 || exit 2
 "$PEERS_VENV/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("xgrammar"))' || "$PEERS_VENV/bin/pip" install --quiet --no-deps xgrammar==0.2.9 apache-tvm-ffi
 [ -x "$LANGCHAIN_VENV/bin/python" ] || scripts/venv.sh "$LANGCHAIN_VENV" langchain-tests==1.1.7 langchain-openai==1.2.1 langchain-core==1.3.3 || exit 2
 python=$PEERS_VENV/bin/python

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The server tests of llama.cpp and of vLLM against minimax-serve: which pass, and why each of the others does not. Their files come with the
-sources of two packages of PyPI: `pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36` and `… vllm==0.33.0`. llama.cpp's server is
+sources of two packages of PyPI: `scripts/sdist.py DIR llama-cpp-python==0.3.36 vllm==0.33.0`. llama.cpp's server is
 replaced by a script that translates its options; vLLM and torch by stand-ins, its class that starts a server by one that starts ours, and tokenizers
 of other models by the checkpoint's. The server has `--compat` and `--metric-names` of the suite's own; without llama.cpp's `--metrics` no metrics.
 Options that minimax-serve lacks reach it from llama.cpp's tests, so that it refuses them by name. Each file of tests runs with every checkpoint; a
 test passes that passes with one of them. Results stay in BUILD/peers-SUITE.json, from which the report is made again where SDIST is "-". Ends with
 status 1 if a failure has no reason in peers_reasons.py. `--write` puts the list into docs/peers-tests.md.
-Wanted next to this Python: pytest, pytest-asyncio, pytest-timeout, openai, anthropic, requests, regex, filelock, aiohttp, numpy,
+Wanted next to this Python: pytest, pytest-asyncio, pytest-timeout, openai, anthropic, requests, httpx, regex, filelock, aiohttp, numpy,
 prometheus_client, transformers; not hypothesis.
 usage: peers_servers.py BUILD llama.cpp|vllm SDIST DIR:CHAT-FORMAT[,DIR:CHAT-FORMAT] [--write] [FILE…]   (DIR: a packed checkpoint)"""
 import collections

@@ -2,7 +2,7 @@
 """JSON-Schema-Test-Suite by minimax-serve's schemas and, where they are installed, by xgrammar and llguidance: groups whose schema is served;
 of these the ones of which every invalid instance is refused; and replies of noise by minimax-serve, each of which must be valid. Documents that a
 schema refers to (the suite's remotes, the metaschemas) are embedded in its $defs, as JSON Schema 2020-12 bundles them: no engine fetches any;
---alone leaves them out. The suite comes with the sources of the package jsonschema: `pip download --no-binary jsonschema jsonschema==4.26.0`, then its folder json.
+--alone leaves them out. The suite comes with the sources of the package jsonschema: `scripts/sdist.py DIR jsonschema==4.26.0`, then its folder json.
 usage: peers_suite.py BUILD SUITE [DRAFT] [--alone]"""
 import collections
 import copy
