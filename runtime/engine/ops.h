@@ -215,9 +215,9 @@ typedef struct mm_draft_ops {
    * does. */
   bool (*begin)(mm_backend *b, const mm_batch *batch, mm_draft_step step, mm_err *err);
   /* In place of end: id[out_count], of each output row the target's id with the largest logit that may be chosen, or drawn as
-   * batch->sampling says, by the number of the position that the id is for; -1 where no logit was a number. A chain's last pass gives those
-   * of all, id[passes, out_count], and the passes before it none. What is chosen for the slots stays as it is. Passes before the last
-   * return without waiting. id NULL: another rank alone wants them. best NULL: the engine looks through the logits. */
+   * batch->sampling says, by the number of the position that the id is for; -1 where no logit was a number. Only the last pass
+   * of a chain waits and gives ids: those of all its passes, id[passes, out_count]. What is chosen for the slots stays as it is. id NULL:
+   * another rank alone wants them. best NULL: the engine looks through the logits. */
   bool (*best)(mm_backend *b, int32_t *id, mm_err *err);
   uint32_t cell_bytes; /* of a number in a cell */
   /* Of EAGLE-3. A cell has H numbers more, besides the keys and values. */

@@ -2,8 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/pack.h"
-#include "tests/unit/changed_text.h"
+#include "tests/unit/formats/changed_manifest.h"
 #include "tests/unit/odd_model.h"
 #include "tests/unit/unit.h"
 
@@ -35,14 +34,7 @@ static mm_pack_tensor tensors[] = {{.name = "a.w13",
                                     .piece = {{"b", 3, 0, 3, 0}}}};
 static mm_rank_parts ranks[2];
 
-static char *text_of(const mm_pack *p) {
-  mm_err err = {0};
-  char *text = mm_pack_text(p, &err);
-  if (!text) fail_msg("%s", err.text);
-  return text;
-}
-
-/* Version 5 stands above the others: of an extended model, and with placed experts, too. */
+/* Version 5 stands above the others: of an extended model, with placed experts and groups of attention, too. */
 TEST(test_steps) {
   mm_pack b, a = {.tool = "t",
                   .quant = "nvfp4",
@@ -60,17 +52,17 @@ TEST(test_steps) {
   for (int placed = 0; placed < 2; placed++) {
     if (placed) {
       a.model = odd_extended_model();
+      a.attn_tp = 1;
       assert_true(mm_pack_set_order(&a, tensors, (const uint32_t[]){2, 0, 3, 1}, &permutes, &err) && permutes);
     }
     assert_int_equal(mm_pack_version(&a), 5);
-    char *text = text_of(&a);
+    char *text = manifest_text(&a);
     assert_non_null(strstr(text, "\n\"version\":5,\n"));
     assert_non_null(strstr(text, ",\"global_steps\":[[0,1,1],[3,0,-1],[3,1,1]],\"planes\""));
     if (!mm_pack_parse(&b, "d", text, strlen(text), &err)) fail_msg("%s", err.text);
+    assert_int_equal(b.attn_tp, a.attn_tp);
     assert_true(mm_pack_same_steps(&a.tensor[0], &b.tensor[0]) && !mm_pack_same_steps(&a.tensor[0], &b.tensor[1]));
-    static const struct {
-      const char *old, *new, *says;
-    } bad[] = {
+    static const manifest_change bad[] = {
         {"[3,1,1]]", "[4,1,1]]", "key \"global_steps\": expected entries of an expert below 4, a piece below 2, and 1 or -1"},
         {"[3,1,1]]", "[3,2,1]]", "expected entries"},
         {"[3,1,1]]", "[3,1,0]]", "expected entries"},
@@ -85,16 +77,9 @@ TEST(test_steps) {
         {"[[0,1,1],[3,0,-1],[3,1,1]]", "[]", "key \"global_steps\": found 0 entries in a tensor of 3 planes, expected some in one of 3"},
         {"\"whole_cols\":8,", "\"whole_cols\":8,\"global_steps\":[[0,0,1]],", "found 1 entries in a tensor of 1 planes"},
         {"\"version\":5", "\"version\":4", "key \"version\": found 4, expected 5, as tensors have the key global_steps"},
-        {",\"global_steps\":[[0,1,1],[3,0,-1],[3,1,1]]", "", "key \"version\": found 5, expected "},
-        {"\"version\":5", "\"version\":6", "found format version 6, expected 1, 2, 3, 4 or 5"}};
-    for (size_t i = 0; i < COUNT(bad); i++) {
-      char *changed = replaced(text, "", bad[i].old, bad[i].new);
-      mm_pack c;
-      assert_false(mm_pack_parse(&c, "d", changed, strlen(changed), &err));
-      if (!strstr(err.text, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].says);
-      free(changed), mm_pack_close(&c), err = (mm_err){0};
-    }
-    char *again = text_of(&b);
+        {",\"global_steps\":[[0,1,1],[3,0,-1],[3,1,1]]", "", "key \"version\": found 5, expected "}};
+    refuse_changes(text, bad, COUNT(bad));
+    char *again = manifest_text(&b);
     assert_string_equal(again, text);
     free(again), free(text), mm_pack_close(&b);
   }
