@@ -464,13 +464,15 @@ extended_part() {
 import json
 print(json.dumps([(i * i * 7 + i * 13 + i // 5) % 519 for i in range(1500)]))
 END
-  for device in cpu cuda; do
-    "$build"/bin/minimax-eval "$work/extended/tiny-m3-none" --device $device --ids "$work/extended-ids.json" --window 300 --limit 4 --act-quant off --json -q |
-      sed -n 's/.*"window_nll":\[\(.*\)\].*/\1/p' | tr ',' '\n' >"$work/extended-$device.nll"
+  for index in auto fp8; do
+    for device in cpu cuda; do
+      "$build"/bin/minimax-eval "$work/extended/tiny-m3-none" --device $device --ids "$work/extended-ids.json" --window 300 --limit 4 --act-quant off --index-cache-dtype $index --json -q |
+        sed -n 's/.*"window_nll":\[\(.*\)\].*/\1/p' | tr ',' '\n' >"$work/extended-$device.nll"
+    done
+    paste "$work/extended-cpu.nll" "$work/extended-cuda.nll" | awk -v index_keys=$index '
+      NF == 2 { n++; d += $2 - $1; cpu += $1 }
+      END { d = n ? d / n : 9; d = d < 0 ? -d : d; printf "%-4s extended tiny-m3-none, index keys %s: nll %.4f on the CPU, off %.1e (limit 5e-2), %d windows\n", n == 4 && d <= 0.05 ? "ok" : "FAIL", index_keys, n ? cpu / n : 0, d, n }'
   done
-  paste "$work/extended-cpu.nll" "$work/extended-cuda.nll" | awk '
-    NF == 2 { n++; d += $2 - $1; cpu += $1 }
-    END { d = n ? d / n : 9; d = d < 0 ? -d : d; printf "%-4s extended tiny-m3-none: nll %.4f on the CPU, off %.1e (limit 5e-2), %d windows\n", n == 4 && d <= 0.05 ? "ok" : "FAIL", n ? cpu / n : 0, d, n }'
   return $ended
 }
 

@@ -153,7 +153,8 @@ bool open_page_work(mm_backend *b, mm_err *err) {
   }
   mm_cu_kv *const to = b->memory.array<mm_cu_kv>(kv.size(), err);
   const uint32_t token_bytes = b->heads.head_dim * (b->c.options.kv_fp8 ? 1 : 2);
-  b->pages.work = {b->pages.device_table, to, (uint32_t)kv.size(), b->heads.kv_heads, token_bytes, b->c.model->index_dim * 2};
+  const uint32_t index_bytes = b->c.model->index_dim * (b->c.options.index_fp8 ? 1 : 2);
+  b->pages.work = {b->pages.device_table, to, (uint32_t)kv.size(), b->heads.kv_heads, token_bytes, index_bytes};
   return to && mm_cu_check(cudaMemcpy(to, kv.data(), kv.size() * sizeof kv[0], cudaMemcpyHostToDevice), "copy caches", err);
 }
 
@@ -175,8 +176,9 @@ bool open_caches(mm_backend *b, mm_err *err) {
   b->memory.what = "the KV cache";
   const uint64_t caches = 2 * (uint64_t)std::count_if(m->attn + w->layer_first, m->attn + w->layer_end, mm_attn_has_cache);
   const uint64_t sparse = (uint64_t)std::count(m->attn + w->layer_first, m->attn + w->layer_end, MM_ATTN_SPARSE);
-  const uint64_t index = mm_round_up((uint64_t)pages * MM_CU_PAGE * m->index_dim * 2, 256),
-                 all = caches * (plane + scales) + sparse * index;
+  const uint64_t keys = (uint64_t)pages * MM_CU_PAGE, index = mm_round_up(keys * m->index_dim * (b->c.options.index_fp8 ? 1 : 2), 256);
+  const uint64_t index_scales = b->c.options.index_fp8 ? mm_round_up(keys * sizeof(float), 256) : 0;
+  const uint64_t all = caches * (plane + scales) + sparse * (index + index_scales);
   char *at = caches ? static_cast<char *>(b->memory.alloc(all, err)) : nullptr; /* at once: nothing is rounded */
   if (caches && !at) return false;
   const auto take = [&](uint64_t bytes) { return static_cast<void *>((at += bytes) - bytes); };
@@ -192,7 +194,9 @@ bool open_caches(mm_backend *b, mm_err *err) {
     } else {
       c.kv = {take(plane), take(plane), b->pages.device_table, b->pages.per_slot};
       if (b->c.options.kv_fp8) c.kv.k_scale = static_cast<float *>(take(scales)), c.kv.v_scale = static_cast<float *>(take(scales));
-      if (m->attn[l] == MM_ATTN_SPARSE) c.kv.index = static_cast<bf16 *>(take(index));
+      if (m->attn[l] != MM_ATTN_SPARSE) continue;
+      c.kv.index = static_cast<bf16 *>(take(index));
+      if (b->c.options.index_fp8) c.kv.index_scale = static_cast<float *>(take(index_scales));
     }
   }
   if (!open_page_work(b, err)) return false;

@@ -66,7 +66,7 @@ bool mm_cu_open_extended(mm_backend *b, mm_err *err) {
 
 cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   mm_cu_select a = b->attention.select;
-  a.q = rows_of(q), a.keys = b->cache[layer].kv.index;
+  a.q = rows_of(q), a.keys = b->cache[layer].kv.index, a.key_scale = b->cache[layer].kv.index_scale;
   const mm_cu_head_work heads = {rows_of(q),
                                  rows_of(k),
                                  nullptr,
@@ -86,7 +86,7 @@ cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, c
                                  b->pages.device_table,
                                  b->pages.per_slot,
                                  b->step.rows,
-                                 nullptr,
+                                 b->cache[layer].kv.index_scale,
                                  nullptr};
   const uint32_t singles = mm_cu_singles(b);
   cudaError_t e = mm_cu_place_heads(heads, places(b), b->stream);

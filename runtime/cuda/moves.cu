@@ -22,7 +22,7 @@ std::vector<part> parts_of(const mm_backend *b) {
   for (const layer_cache &c : b->cache) {
     add(c.kv.k, cells * w.token_bytes), add(c.kv.v, cells * w.token_bytes);
     add(c.kv.k_scale, cells * sizeof(float)), add(c.kv.v_scale, cells * sizeof(float));
-    add(c.kv.index, MM_CU_PAGE * w.index_bytes);
+    add(c.kv.index, MM_CU_PAGE * w.index_bytes), add(c.kv.index_scale, MM_CU_PAGE * sizeof(float));
   }
   const size_t of_draft = (size_t)b->draft.copies.kv_heads * MM_CU_PAGE * b->draft.copies.token_bytes;
   for (const mm_cu_kv &c : b->draft.cells)

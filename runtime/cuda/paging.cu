@@ -38,6 +38,8 @@ __global__ void __launch_bounds__(kThreads) copy_pages(const __grid_constant__ m
   uint4 *const index = reinterpret_cast<uint4 *>(kv.index);
   for (uint32_t i = threadIdx.x; index && i < c.tokens * w.index_bytes / 16; i += kThreads)
     index[c.to * index_page + i] = index[c.from * index_page + i];
+  for (uint32_t i = threadIdx.x; kv.index_scale && i < c.tokens; i += kThreads)
+    kv.index_scale[(size_t)c.to * MM_CU_PAGE + i] = kv.index_scale[(size_t)c.from * MM_CU_PAGE + i];
   if (!kv.k_scale) return;
   for (uint32_t i = threadIdx.x; i < 2 * w.kv_heads * c.tokens; i += kThreads) {
     const uint32_t half = i / c.tokens, head = half % w.kv_heads, at = i % c.tokens;

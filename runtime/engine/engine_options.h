@@ -27,9 +27,10 @@
 #define MM_OPTION_KV_CACHE(at)                                                                                                            \
   MM_OPTION(STR, "kv-cache-dtype", at, "TYPE", "type of cached keys and values; fp8 is e4m3, cuda only (auto: f32 on cpu, bf16 on cuda)", \
             .choices = "auto|bf16|fp8")
-#define MM_OPTION_INDEX_CACHE(at)                 \
-  MM_OPTION(STR, "index-cache-dtype", at, "TYPE", \
-            "type of M3's cached index keys; fp8 is e4m3 with a scale for each key, cpu only (auto: f32)", .choices = "auto|fp8")
+#define MM_OPTION_INDEX_CACHE(at)                                                                                     \
+  MM_OPTION(STR, "index-cache-dtype", at, "TYPE",                                                                     \
+            "type of M3's cached index keys; fp8 is e4m3 with a scale for each key (auto: f32 on cpu, bf16 on cuda)", \
+            .choices = "auto|fp8")
 
 /* Options of a run from the words of --kv-cache-dtype and --index-cache-dtype. */
 static inline void mm_cache_dtypes(const char *kv, const char *index, mm_run_options *o) {

@@ -48,6 +48,7 @@ static bool move_pages(mm_engine *e, mm_err *err) {
 
 /* Allocations, whatever steps ask for, are what the size of the cache leaves room for (loader/stream/capacity.h). */
 static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, const char *what) {
+  const bool index_fp8 = kv_fp8 && shards->pack.model.index_heads; /* as the keys and values */
   mm_err err = {0};
   uint64_t counted = 0, kind[4] = {0};
   mm_calibration *c = collects ? mm_calibration_open(shards, &err) : NULL;
@@ -57,6 +58,7 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
                                    .options.threads = 1,
                                    .options.act_quant = !collects,
                                    .options.kv_fp8 = kv_fp8,
+                                   .options.index_fp8 = index_fp8,
                                    .device = device,
                                    .calibration = c,
                                    .memory = {.fits = true}};
@@ -66,7 +68,8 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
                        .positions = POSITIONS,
                        .act_quant = !collects,
                        .calibration = collects,
-                       .cache = kv_fp8 ? MM_CACHE_FP8 : MM_CACHE_BF16};
+                       .cache = kv_fp8 ? MM_CACHE_FP8 : MM_CACHE_BF16,
+                       .index_fp8 = index_fp8};
   for (uint32_t r = 0; r < mm_pack_ranks(&shards->pack); r++) {
     mm_rank_weights w;
     mm_rank_memory need;

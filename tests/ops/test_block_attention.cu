@@ -223,7 +223,8 @@ void check_narrow_heads(const heads_case &c, const fixture &w) {
 
 struct select_case {
   uint32_t heads, d, size, top_k, local;
-  bool whole; /* numbers */
+  bool whole;       /* numbers */
+  bool fp8 = false; /* keys in e4m3 */
 };
 
 /* The largest q·k of each block before the row's last `local`, in f64. */
@@ -284,8 +285,11 @@ void check_select(const select_case &c, const fixture &w, bool decode, uint32_t 
   buffer<bf16> dq, dkeys;
   buffer<float> score(mm_cu_score_floats(c.heads, most));
   buffer<uint32_t> block((size_t)w.rows * c.heads * c.top_k), count((size_t)w.rows * c.heads);
+  std::optional<narrow_cache> narrow;
+  if (c.fp8) narrow.emplace(keys, c.d);
   dq.put(q), dkeys.put(keys);
-  const mm_cu_select a = {dq.p, dkeys.p, w.dtable.p, w.per_slot, c.heads, c.d, c.size, c.top_k, c.local, score.p, most, block.p, count.p};
+  mm_cu_select a = {dq.p, dkeys.p, w.dtable.p, w.per_slot, c.heads, c.d, c.size, c.top_k, c.local, score.p, most, block.p, count.p};
+  if (narrow) a.keys = reinterpret_cast<const bf16 *>(narrow->dcode.p), a.key_scale = narrow->dscale.p;
   CUDA_OK(decode ? mm_cu_select_rows(a, w.drows(), w.rows, 0) : mm_cu_select_tiles(a, w.dtiles(), 0));
   const auto got = block.get(), counts = count.get();
   std::vector<char> good((size_t)w.rows * c.heads, 0);
@@ -299,7 +303,7 @@ void check_select(const select_case &c, const fixture &w, bool decode, uint32_t 
     good[i] = counts[i] <= c.top_k && right_list(c, w.pos[row], want, {&got[(size_t)i * c.top_k], &got[(size_t)i * c.top_k] + counts[i]});
   });
   report_true(words(decode ? "select, single rows:" : "select, tiles:", c.d, c.heads, w) + ", blocks of " + std::to_string(c.size) +
-                  (c.whole ? ", ties" : ""),
+                  (c.whole ? ", ties" : "") + (c.fp8 ? ", keys in e4m3" : ""),
               std::count(good.begin(), good.end(), 1) == (ptrdiff_t)good.size());
 }
 
@@ -504,12 +508,14 @@ void test_block_attention() {
   }
   for (const bool whole : {true, false}) {
     for (const select_case &c :
-         {select_case{2, 32, 16, 4, 1, whole}, select_case{4, 128, 128, 16, 1, whole}, select_case{1, 128, 128, 16, 2, whole},
-          select_case{3, 64, 48, 5, 2, whole}, select_case{8, 64, 32, 64, 3, whole}, select_case{2, 32, 16, 3, 3, whole}}) {
+         {select_case{2, 32, 16, 4, 1, whole, true}, select_case{4, 128, 128, 16, 1, whole, true},
+          select_case{3, 64, 48, 5, 2, whole, true}, select_case{2, 32, 16, 4, 1, whole}, select_case{4, 128, 128, 16, 1, whole},
+          select_case{1, 128, 128, 16, 2, whole}, select_case{3, 64, 48, 5, 2, whole}, select_case{8, 64, 32, 64, 3, whole},
+          select_case{2, 32, 16, 3, 3, whole}}) {
       check_select(c, fixture({c.size * 40 + 7, 0, c.size * c.top_k - 1, c.size * c.top_k, c.size * 9}, {1, 1, 1, 1, 1}, 3), true, 30);
       check_select(c, fixture({c.size * 40 - 4, 0, c.size * c.top_k - 3, c.size * 9}, {8, 7, 8, 1}, 3), true, 30); /* verify rows */
       check_select(c, fixture({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 2), false, 30);
-      if (!whole) check_select_alone(c, fixture({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 0));
+      if (!whole && !c.fp8) check_select_alone(c, fixture({c.size * 21 - 30, 0, 5}, {130, 90, 1}, 0));
     }
   }
   check_select({4, 128, 128, 16, 1, false}, fixture({128 * 1200 + 3}, {1}, 0), true, 100);

@@ -39,7 +39,7 @@ cudaError_t mm_cu_place_heads(const mm_cu_head_work &a, const mm_cu_rows &r, cud
  * largest max q·k, the lower block first, until there are top_k or no more. */
 struct mm_cu_select {
   const __nv_bfloat16 *q;    /* [rows of the step, heads·dim] after norm and RoPE */
-  const __nv_bfloat16 *keys; /* the layer's [page][64][dim], those of the step's rows among them */
+  const __nv_bfloat16 *keys; /* the layer's [page][64][dim], those of the step's rows among them; or e4m3, see key_scale */
   const uint32_t *table;
   uint32_t pages_per_slot;
   uint32_t heads, dim, size, top_k, local; /* heads ≤ MM_CU_INDEX_HEADS; dim 32, 64 or 128; size a multiple of 16; top_k ≤ MM_MAX_BLOCKS */
@@ -47,6 +47,7 @@ struct mm_cu_select {
   uint32_t most;                           /* blocks of the longest sequence */
   uint32_t *block;                         /* [rows of the step, heads, top_k] ascending */
   uint32_t *count;                         /* [rows of the step, heads]; 0 for slot -1 */
+  const float *key_scale = nullptr;        /* [page][64]: keys are e4m3 under these; NULL: bf16 */
 };
 inline size_t mm_cu_score_floats(uint32_t heads, uint32_t most) { return (size_t)MM_CU_SCORE_ROWS * heads * most; }
 /* Rows [0, tokens) of the step, each a sequence's only one, or one of up to MM_CU_VERIFY side by side. */

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1) tile_scores(const __grid_constant
 
 }  // namespace
 
-bool mm_cu_takes_tile_scores(const mm_cu_select &a) { return hopper() && a.dim == kDim && a.size == kKeys; }
+bool mm_cu_takes_tile_scores(const mm_cu_select &a) { return hopper() && !a.key_scale && a.dim == kDim && a.size == kKeys; }
 
 cudaError_t mm_cu_tile_scores(const mm_cu_select &a, const mm_cu_tiles &t, uint32_t first, uint32_t count, cudaStream_t s) {
   if (!mm_cu_takes_tile_scores(a)) return cudaErrorNotSupported;

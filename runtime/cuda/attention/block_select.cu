@@ -6,9 +6,9 @@
  * ones that its number says. No shared memory: the 16 rows of mma.m16n8k16 are keys, its 8 columns queries,
  * and both are read straight from memory in one and the same order of columns, sixteen bytes to a lane (an
  * exact reordering of the products of a dot product's sum). The next tile is on its way while one is
- * multiplied. score = max over the block's keys; a product that is no number counts as none. Blocks that
- * every row takes anyway are not scored, and so no row's own block is ever scored in part: a score does not
- * depend on which rows are in the step, or how they are cut.
+ * multiplied. Keys in e4m3 are widened to f16 and multiplied with queries in f16; the products times the key's scale. score = max over the
+ * block's keys; a product that is no number counts as none. Blocks that every row takes anyway are not scored, and so no row's own block is
+ * ever scored in part: a score does not depend on which rows are in the step, or how they are cut.
  *
  * select_blocks. Grid (rows, index heads), 128 threads. In each of top_k - local turns the best that is left,
  * by the key (score, lower block first), is found by all threads; whose it was then looks for its next. The
@@ -61,12 +61,13 @@ struct tile_rows {
   __device__ __forceinline__ lot row(uint32_t i) const { return of(i, 1); }
 };
 
-/* Sixteen bytes of the keys g and g + 8 of a tile in every 32 columns. */
-template <int D>
+/* Eight numbers of the keys g and g + 8 of a tile in every 32 columns. */
+template <int D, bool kFp8>
 struct key_tile {
   uint4 low[D / 32], high[D / 32];
-  __device__ __forceinline__ void load(const bf16 *tile) {
+  __device__ __forceinline__ void load(const mm_cu_select &a, size_t first) {
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bf16 *const tile = a.keys + first * D;
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
       low[j] = *reinterpret_cast<const uint4 *>(tile + g * D + j * 32 + t * 8);
@@ -74,9 +75,68 @@ struct key_tile {
     }
   }
 };
+/* The same in e4m3, with both keys' scales. */
+template <int D>
+struct key_tile<D, true> {
+  uint2 low[D / 32], high[D / 32];
+  float scale[2];
+  __device__ __forceinline__ void load(const mm_cu_select &a, size_t first) {
+    const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint8_t *const tile = reinterpret_cast<const uint8_t *>(a.keys) + first * D;
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+      low[j] = *reinterpret_cast<const uint2 *>(tile + g * D + j * 32 + t * 8);
+      high[j] = *reinterpret_cast<const uint2 *>(tile + (g + 8) * D + j * 32 + t * 8);
+    }
+    scale[0] = a.key_scale[first + g], scale[1] = a.key_scale[first + g + 8];
+  }
+};
+/* Eight codes as an operand of f16. */
+__device__ __forceinline__ uint4 operand(const uint2 &codes) {
+  return make_uint4(widen2_half((uint16_t)codes.x), widen2_half((uint16_t)(codes.x >> 16)), widen2_half((uint16_t)codes.y),
+                    widen2_half((uint16_t)(codes.y >> 16)));
+}
 
-/* The queries of a lot as operands: pairs of a row and an index head, eight to an n; zeros behind the last. */
+/* most = the larger of it and the products of a tile's keys with the queries. */
 template <int D, uint32_t kColumns>
+__device__ __forceinline__ void multiply(float (&most)[kColumns][2], const key_tile<D, false> &k, const uint4 (&q)[kColumns][D / 32]) {
+#pragma unroll
+  for (uint32_t n = 0; n < kColumns; n++) {
+    float d[4] = {};
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+      const uint32_t front[4] = {k.low[j].x, k.high[j].x, k.low[j].y, k.high[j].y};
+      const uint32_t back[4] = {k.low[j].z, k.high[j].z, k.low[j].w, k.high[j].w};
+      mma(d, front, q[n][j].x, q[n][j].y);
+      mma(d, back, q[n][j].z, q[n][j].w);
+    }
+    most[n][0] = fmaxf(most[n][0], fmaxf(d[0], d[2])), most[n][1] = fmaxf(most[n][1], fmaxf(d[1], d[3]));
+  }
+}
+template <int D, uint32_t kColumns>
+__device__ __forceinline__ void multiply(float (&most)[kColumns][2], const key_tile<D, true> &k, const uint4 (&q)[kColumns][D / 32]) {
+  float d[kColumns][4] = {};
+#pragma unroll
+  for (int j = 0; j < D / 32; j++) {
+    const uint4 low = operand(k.low[j]), high = operand(k.high[j]);
+    const uint32_t front[4] = {low.x, high.x, low.y, high.y}, back[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+    for (uint32_t n = 0; n < kColumns; n++) {
+      mma_half(d[n], front, q[n][j].x, q[n][j].y);
+      mma_half(d[n], back, q[n][j].z, q[n][j].w);
+    }
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < kColumns; n++) {
+    most[n][0] = fmaxf(most[n][0], fmaxf(d[n][0] * k.scale[0], d[n][2] * k.scale[1]));
+    most[n][1] = fmaxf(most[n][1], fmaxf(d[n][1] * k.scale[0], d[n][3] * k.scale[1]));
+  }
+}
+
+__device__ __forceinline__ uint32_t half_of(uint32_t pair) { return pack2_half(low(pair), high(pair)); }
+
+/* The queries of a lot as operands: pairs of a row and an index head, eight to an n; zeros behind the last. For keys in e4m3 as f16. */
+template <int D, bool kFp8, uint32_t kColumns>
 __device__ __forceinline__ void load_queries(uint4 (&q)[kColumns][D / 32], const mm_cu_select &a, const lot &rows) {
 #pragma unroll
   for (uint32_t n = 0; n < kColumns; n++) {
@@ -86,6 +146,7 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[kColumns][D / 32], const
     for (int j = 0; j < D / 32; j++) {
       const bool inside = column < rows.count * a.heads;
       q[n][j] = inside ? *reinterpret_cast<const uint4 *>(from + j * 32 + threadIdx.x % 4 * 8) : make_uint4(0, 0, 0, 0);
+      if (kFp8) q[n][j] = make_uint4(half_of(q[n][j].x), half_of(q[n][j].y), half_of(q[n][j].z), half_of(q[n][j].w));
     }
   }
 }
@@ -108,7 +169,7 @@ __device__ __forceinline__ void put_scores(const mm_cu_select &a, const lot &row
   }
 }
 
-template <int D, uint32_t kColumns, class Lots>
+template <int D, bool kFp8, uint32_t kColumns, class Lots>
 __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
   const uint32_t warp = threadIdx.x / 32, tiles = a.size / kKeys;
   const lot rows = lots.of(blockIdx.x, kColumns * 8 / a.heads);
@@ -119,37 +180,26 @@ __global__ void __launch_bounds__(kThreads) block_scores(const __grid_constant__
   const uint32_t *const table = a.table + (size_t)max(rows.slot, 0) * a.pages_per_slot;
   const auto tile_at = [&](uint32_t of, uint32_t at) {
     const uint32_t pos = of * a.size + at * kKeys;
-    return a.keys + ((size_t)table[pos / MM_CU_PAGE] * MM_CU_PAGE + pos % MM_CU_PAGE) * D;
+    return (size_t)table[pos / MM_CU_PAGE] * MM_CU_PAGE + pos % MM_CU_PAGE;
   };
-  key_tile<D> next;
+  key_tile<D, kFp8> next;
   const bool early = !idle && block * a.size + kKeys <= lots.earlier(rows);
-  if (early) next.load(tile_at(block, 0));
+  if (early) next.load(a, tile_at(block, 0));
   grid_wait_and_launch_next();
   if (idle) return;
-  if (!early) next.load(tile_at(block, 0));
+  if (!early) next.load(a, tile_at(block, 0));
   uint4 q[kColumns][D / 32];
-  load_queries<D>(q, a, rows);
+  load_queries<D, kFp8>(q, a, rows);
   float most[kColumns][2];
 #pragma unroll
   for (uint32_t n = 0; n < kColumns; n++) most[n][0] = most[n][1] = -INFINITY;
 #pragma unroll 1
   for (;;) {
-    const key_tile<D> now = next;
+    const key_tile<D, kFp8> now = next;
     const bool ends = tile + 1 == tiles;
     const uint32_t block_after = ends ? block + step : block, tile_after = ends ? 0 : tile + 1;
-    if (block_after < last.others) next.load(tile_at(block_after, tile_after));
-#pragma unroll
-    for (uint32_t n = 0; n < kColumns; n++) {
-      float d[4] = {};
-#pragma unroll
-      for (int j = 0; j < D / 32; j++) {
-        const uint32_t front[4] = {now.low[j].x, now.high[j].x, now.low[j].y, now.high[j].y};
-        const uint32_t back[4] = {now.low[j].z, now.high[j].z, now.low[j].w, now.high[j].w};
-        mma(d, front, q[n][j].x, q[n][j].y);
-        mma(d, back, q[n][j].z, q[n][j].w);
-      }
-      most[n][0] = fmaxf(most[n][0], fmaxf(d[0], d[2])), most[n][1] = fmaxf(most[n][1], fmaxf(d[1], d[3]));
-    }
+    if (block_after < last.others) next.load(a, tile_at(block_after, tile_after));
+    multiply<D>(most, now, q);
     if (ends) {
       put_scores(a, rows, block, most);
       if (block_after >= last.others) return;
@@ -231,9 +281,13 @@ uint32_t parts_of(const mm_cu_select &a, uint32_t lots) {
 template <uint32_t kColumns, class Lots>
 cudaError_t run(const mm_cu_select &a, const Lots &lots, uint32_t count, uint32_t rows, cudaStream_t s) {
   const dim3 grid(count, parts_of(a, count));
-  const auto scores = a.dim == 32   ? block_scores<32, kColumns, Lots>
-                      : a.dim == 64 ? block_scores<64, kColumns, Lots>
-                                    : block_scores<128, kColumns, Lots>;
+  const auto bf16_scores = a.dim == 32   ? block_scores<32, false, kColumns, Lots>
+                           : a.dim == 64 ? block_scores<64, false, kColumns, Lots>
+                                         : block_scores<128, false, kColumns, Lots>;
+  const auto e4m3_scores = a.dim == 32   ? block_scores<32, true, kColumns, Lots>
+                           : a.dim == 64 ? block_scores<64, true, kColumns, Lots>
+                                         : block_scores<128, true, kColumns, Lots>;
+  const auto scores = a.key_scale ? e4m3_scores : bf16_scores;
   const cudaError_t e = launch(scores, grid, kThreads, 0, s, a, lots);
   return e != cudaSuccess ? e : launch(select_blocks<Lots>, dim3(rows, a.heads), kThreads, 0, s, a, lots);
 }

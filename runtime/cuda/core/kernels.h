@@ -210,6 +210,7 @@ struct mm_cu_kv {
   uint32_t pages_per_slot;
   float *k_scale, *v_scale;
   __nv_bfloat16 *index; /* index keys of a sparse layer, [page][64][index_dim]; else NULL */
+  float *index_scale;   /* [page][64]: index has e4m3 in place of bf16, largest magnitude / 448; else NULL */
 };
 /* Number of the first of the 64 tokens of one kv head in a page. */
 __host__ __device__ inline size_t mm_cu_cell(uint32_t page, uint32_t kv_heads, uint32_t head) {
