@@ -133,7 +133,7 @@ LIBRARY = $(LIB_SO) $(BUILD)/lib/libminimax.a
 all: $(PROGRAMS) $(if $(filter 0,$(SAN)),$(LIBRARY)) ## build the programs into build/bin, the library into build/lib
 	@echo "$(if $(filter 1,$(CUDA)),CUDA backend: built with $(NVCC),CUDA backend: not built ($(if $(NVCC),CUDA=0,no nvcc found)))"
 	@$(if $(LIBEDIT_LIBS),:,echo "libedit: not linked, minimax-run --chat does not edit lines (LIBEDIT=$(LIBEDIT))")
-tests: $(UNIT) $(MODEL) $(PRELOAD)
+tests: $(UNIT) $(MODEL) $(PRELOAD) $(BUILD)/tests/ops/cpu_blocks.o
 
 link = $(Q)$(call said,link $@) mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out $(BUILD)/flags,$^) $(LIBS)
 
