@@ -392,6 +392,11 @@ int main(int argc, char **argv) {
                  : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count() * 1000003u + (uint64_t)getpid();
   printf("seed %llu\n", (unsigned long long)g_rng.s);
   auto chosen = [&](const subject &s) { return argc < 3 || std::find(argv + 2, argv + argc, std::string(s.name)) != argv + argc; };
+  for (int i = 2; i < argc; i++)
+    if (std::none_of(std::begin(kSubjects), std::end(kSubjects), [&](const subject &x) { return !strcmp(x.name, argv[i]); })) {
+      fprintf(stderr, "gpu: no subject %s\n", argv[i]);
+      return 2;
+    }
   if (what == "profile") {
     profile_kernels();
     return 0;
