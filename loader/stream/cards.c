@@ -9,7 +9,7 @@
 #define GB(n)    ((uint64_t)(n)*UINT64_C(1000000000))
 #define HOPPER   "kernels of sm_90a"
 #define NATIVE   "portable kernels (code of sm_80)"
-#define PTX      "portable kernels (PTX of compute_80), no FP4 products of the device"
+#define PTX      "portable kernels (PTX of compute_90), no FP4 products of the device"
 #define IN_PTX   "as PTX of compute_80 on H100 and H200"
 #define IN_99_KB IN_PTX " with 99 KB of shared memory for a block"
 #define TOO_OLD  "the kernels need sm_80 or newer"
