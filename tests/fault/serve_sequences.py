@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -310,10 +311,22 @@ def with_draft(source, *options):
     return packed
 
 
+def dummy_m3():
+    """A folder of which `--load-format dummy` makes a MiniMax-M3 of tiny-m2's ids."""
+    folder = os.path.join(os.environ["TMPDIR"], "dummy-m3")
+    os.makedirs(folder, exist_ok=True)
+    config = json.load(open("tests/data/tiny-m3-random/config.json", encoding="utf-8"))
+    config["text_config"]["vocab_size"] = 2048
+    json.dump(config, open(folder + "/config.json", "w", encoding="utf-8"))
+    shutil.copy("tests/data/tiny-m2/tokenizer.json", folder)
+    return folder
+
+
 def model(source, chat, options, count):
     rng = random.Random(f"{SEED} {source} {options}")
-    packed = with_draft(source, *options) if "--draft" in options else convert(source, *options)
-    vocab = json.load(open(packed + "/config.json", encoding="utf-8"))["vocab_size"] - 100
+    packed = dummy_m3() if "dummy" in options else with_draft(source, *options) if "--draft" in options else convert(source, *options)
+    config = json.load(open(packed + "/config.json", encoding="utf-8"))
+    vocab = config.get("text_config", config)["vocab_size"] - 100
     text = json.load(open(source + "/held-out-ids.json", encoding="utf-8"))
     at = rng.randrange(len(text) - 400)
     shared, other = text[at:at + 90], text[at + 200:at + 270]
@@ -327,8 +340,10 @@ def model(source, chat, options, count):
     kv = str(rng.choice([160, 192, 256]) * length // 160)
     drafts = rng.choice(["3", "7"]) if "--draft" in options else rng.choice(["0", "3", "7"])
     host, disk = ["--kv-offload", rng.choice(["512K", "64M"])], ["--kv-offload-dir", os.environ["TMPDIR"], "--kv-offload-disk", "8M"]
-    offload = [] if "DEVICE" in os.environ else rng.choice([[], host, host, host + disk])
+    offload = rng.choice([[], host, host, host + disk])
     common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
+    if "dummy" in options:
+        common += [*options, "--index-cache-dtype", rng.choice(["auto", "fp8"])]
     if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
         common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:2 if "--tp" in options else 1])]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
@@ -371,9 +386,9 @@ def model(source, chat, options, count):
             judge(job, got, want, where + ", told to end")
 
 
-MODELS = [("tests/data/tiny-m2", "minimax-m2", ["--tp", "2"]), ("tests/data/tiny-m1", "minimax-m1", [])]
-if "DEVICE" not in os.environ:
-    MODELS.append(("tests/data/tiny-m2", "minimax-m2", ["--draft", "tests/data/tiny-m2-dflash"]))
+MODELS = [("tests/data/tiny-m2", "minimax-m2", ["--tp", "2"]), ("tests/data/tiny-m1", "minimax-m1", []),
+          ("tests/data/tiny-m2", "minimax-m2", ["--draft", "tests/data/tiny-m2-dflash"]),
+          ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
 for source, chat, how in MODELS:
     model(source, chat, how, COUNT // len(MODELS))
 print(f"{COUNT} requests, {figures[200]} answered, {figures['stream']} streamed, {figures['slow']} slowly, {figures['late']} with little time, {figures['leave']} clients went "
