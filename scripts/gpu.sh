@@ -11,6 +11,7 @@
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
 #   verify     rows of proposals: each one's logits those of a single token in a step of as many rows, bit for bit, recorded and not; M2 and M3; random requests to two servers
 #              with --batch-invariant, of which one has proposals: the same replies; a DFlash draft's blocks compared with the CPU's, recorded and not, on two and eight ranks too
+#   four       four ranks on two GPUs or one: a draft's blocks and chains compared with the CPU's; servers that propose by DFlash, EAGLE-3 and lookup: the replies without
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, compared with one rank and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
@@ -46,7 +47,7 @@ cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || { echo "usage: scripts/gpu.sh BUILD [PART ...]" >&2; exit 2; }
 build=$1 work=$1/gpu
 shift
-parts=${*:-prepare peers forks invariant verify steps ranks processes lost load hold capacity eval collect kernels sequences models extended text speed}
+parts=${*:-prepare peers forks invariant verify four steps ranks processes lost load hold capacity eval collect kernels sequences models extended text speed}
 schemes='none bf16 block_fp8 channel_fp8 tensor_wise_fp8 w4a16 w4afp8 w4a8 nvfp4 mxfp4 mxfp8'
 prompt='And it came to pass, that the king said unto his servant, What'
 gpu=$build/tests/ops/gpu
@@ -499,6 +500,23 @@ start_part() {
   "$build"/bin/minimax-run "$work"/models/1/tiny-m2-block_fp8 --device cuda -n 4 -p In 2>&1 >"$work/start.txt" | grep 'tokens at' | sed 's/.*, on /--   start: on /'
 }
 
+# Four ranks, two of them on each of two GPUs: blocks of drafts, servers with a draft of each kind, random requests to servers with and without.
+four_part() {
+  four=$work/four-ranks
+  mkdir -p "$four/models" "$four/draft" "$four/lookup"
+  to=$four/models/tiny-m2-bf16-4
+  [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m2 -o "$to" --tp 4 --quant bf16 -q || row FAIL "four: $to"
+  [ "$devices" -gt 1 ] && list=0,0,1,1 || list=0,0,0,0
+  (
+    export CUDA_MODULE_LOADING=EAGER DEVICE=cuda DEVICES=$list BUILD="$build"
+    MM_GPU_MODELS=$four/models timeout 60 "$gpu" test draft || exit 1
+    TMPDIR=$four/draft timeout 60 python3 tests/cli/convert_draft.py 4 >"$four/draft.txt" 2>&1 && status=ok || status=FAIL
+    row $status "four: servers that propose by a draft: $(tail -n 1 "$four/draft.txt")"
+    TMPDIR=$four/lookup timeout 120 python3 tests/fault/serve_sequences.py "${FOUR:-96}" 7 4 >"$four/lookup.txt" 2>&1 && status=ok || status=FAIL
+    row $status "four: random requests to servers with proposals and without: $(tail -n 1 "$four/lookup.txt")"
+  )
+}
+
 verify_part() {
   extended_models
   ended=0
@@ -533,6 +551,7 @@ run_part() {
     forks) forks_part ;;
     invariant) invariant_part ;;
     verify) verify_part ;;
+    four) four_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
     ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
     processes) processes_part ;;
@@ -556,7 +575,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; four) echo 180 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac

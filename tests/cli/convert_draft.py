@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """A DFlash or EAGLE-3 draft next to a packed checkpoint: --draft packs it as stored, minimax-verify holds it to its digest and to the model, a packed
-source hands it on, and replies of a server that proposes by it are those without. Drafts that do not fit are refused by name."""
+source hands it on, and replies of a server that proposes by it are those without. Drafts that do not fit are refused by name.
+
+convert_draft.py RANKS: only replies of servers with so many ranks, next to a draft of each kind; DEVICES names the GPU of each rank."""
 import hashlib
 import json
 import os
@@ -302,6 +304,15 @@ def eagle(tmp):
     masks(tmp, tensors)
 
 
+def cut(tmp, ranks):
+    """A draft of each kind next to weights that are cut for so many ranks."""
+    devices = ("--devices", os.environ["DEVICES"]) if DEVICE else ()
+    flash, chain = save(tmp + "/draft", CONFIG, weights()), save(tmp + "/eagle", EAGLE, eagle_weights([i // 2 for i in range(DRAFT_VOCAB)]))
+    for draft in (flash, chain):
+        assert run("convert", "tests/data/tiny-m2", "-o", draft + "-cut", "--tp", ranks, "--draft", draft, "-q") == (0, "")
+        served(draft + "-cut", *devices)
+
+
 def masks(tmp, tensors):
     """t2d without d2t: a head of all ids has them in their order, so that t2d marks all; which ids one of some has, and in which order, nothing says."""
     pack = lambda name, change, t: ("convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--dry-run", "--draft", save(tmp + name, {**EAGLE, **change}, {k: v for k, v in t.items() if v}))
@@ -328,9 +339,15 @@ def main(folder):
     eagle(folder)
     if DEVICE:
         held(out, folder + "/held")
+    else:
+        cut(folder + "/four", "4")
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as work:
-        main(work)
-    print("a draft packed, verified, handed on, refused where it does not fit; replies are those without")
+        if len(sys.argv) > 1:
+            cut(work, sys.argv[1])
+            print(f"DFlash and EAGLE-3 on {sys.argv[1]} ranks: replies are those without")
+        else:
+            main(work)
+            print("a draft packed, verified, handed on, refused where it does not fit; replies are those without")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""serve_sequences.py [REQUESTS] [SEED]: random requests to a server that has too little of everything, beside one that has time.
+"""serve_sequences.py [REQUESTS] [SEED] [RANKS]: random requests to a server that has too little of everything, beside one that has time.
 
 Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, also in host memory and on disk, drafts by
 lookup or by a packed draft, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time and keeps
@@ -7,7 +7,7 @@ nothing. Some requests go on where an earlier reply ended. Requests of every API
 come in bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the
 middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
 calls, reasons and logprobs of every request are those of the second server, whatever ran beside; nothing is left behind; and both servers end
-well."""
+well. RANKS: every model is cut for so many ranks and the first server has proposals of each kind, by lookup, DFlash and EAGLE-3."""
 import collections
 import http.client
 import json
@@ -24,10 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 os.environ.setdefault("BUILD", "build")
 os.environ.setdefault("TMPDIR", "/tmp")
 sys.path.insert(0, "tests/cli")
+from convert_draft import DRAFT_VOCAB, EAGLE, eagle_weights, save
 from serve_client import BIN, Server, convert
 
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 24
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 7
+RANKS = sys.argv[3] if len(sys.argv) > 3 else None
 figures = collections.Counter()
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy", None]}, "c": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
           "required": ["a", "b"], "additionalProperties": False}
@@ -305,7 +307,7 @@ def judge(job, got, want, where):
 
 
 def with_draft(source, *options):
-    packed = os.path.join(os.environ["TMPDIR"], "drafted")
+    packed = os.path.join(os.environ["TMPDIR"], "drafted-" + os.path.basename(options[-1]))
     if not os.path.exists(packed):
         subprocess.run([f"{BIN}/minimax-convert", source, "-o", packed, "--quant", "none", "-q", *options], check=True)
     return packed
@@ -338,14 +340,14 @@ def model(source, chat, options, count):
         jobs.append((path, body, "at once" if "echo" in body and "logprobs" in body else how))  # a stream has no logprobs of its prompt
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160)
-    drafts = rng.choice(["3", "7"]) if "--draft" in options else rng.choice(["0", "3", "7"])
-    host, disk = ["--kv-offload", rng.choice(["512K", "64M"])], ["--kv-offload-dir", os.environ["TMPDIR"], "--kv-offload-disk", "8M"]
+    drafts = rng.choice(["3", "7"]) if "--draft" in options or RANKS else rng.choice(["0", "3", "7"])
+    host, disk = ["--kv-offload", rng.choice(["1M" if RANKS else "512K", "64M"])], ["--kv-offload-dir", os.environ["TMPDIR"], "--kv-offload-disk", "8M"]
     offload = rng.choice([[], host, host, host + disk])
     common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
     if "dummy" in options:
         common += [*options, "--index-cache-dtype", rng.choice(["auto", "fp8"])]
     if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
-        common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:2 if "--tp" in options else 1])]
+        common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:int(RANKS or 2) if "--tp" in options else 1])]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", drafts, *offload, *common]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
@@ -386,9 +388,19 @@ def model(source, chat, options, count):
             judge(job, got, want, where + ", told to end")
 
 
-MODELS = [("tests/data/tiny-m2", "minimax-m2", ["--tp", "2"]), ("tests/data/tiny-m1", "minimax-m1", []),
-          ("tests/data/tiny-m2", "minimax-m2", ["--draft", "tests/data/tiny-m2-dflash"]),
-          ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
+def models():
+    """(source, format, options of the conversion, or of a server with random weights); a draft comes last."""
+    m2, m1, flash = ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1"), ["--draft", "tests/data/tiny-m2-dflash"]
+    if not RANKS:
+        return [(*m2, ["--tp", "2"]), (*m1, []), (*m2, flash), ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
+    chain = os.path.join(os.environ["TMPDIR"], "eagle")
+    if not os.path.exists(chain):
+        save(chain, EAGLE, eagle_weights([i // 2 for i in range(DRAFT_VOCAB)]))
+    cut = ["--tp", RANKS]
+    return [(*m2, cut), (*m1, cut), (*m2, cut + flash), (*m2, [*cut, "--draft", chain])]
+
+
+MODELS = models()
 for source, chat, how in MODELS:
     model(source, chat, how, COUNT // len(MODELS))
 print(f"{COUNT} requests, {figures[200]} answered, {figures['stream']} streamed, {figures['slow']} slowly, {figures['late']} with little time, {figures['leave']} clients went "
