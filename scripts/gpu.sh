@@ -509,11 +509,13 @@ four_part() {
   [ "$devices" -gt 1 ] && list=0,0,1,1 || list=0,0,0,0
   (
     export CUDA_MODULE_LOADING=EAGER DEVICE=cuda DEVICES=$list BUILD="$build"
-    MM_GPU_MODELS=$four/models timeout 60 "$gpu" test draft || exit 1
+    MM_GPU_MODELS=$four/models timeout 60 "$gpu" test draft
+    ended=$?
     TMPDIR=$four/draft timeout 60 python3 tests/cli/convert_draft.py 4 >"$four/draft.txt" 2>&1 && status=ok || status=FAIL
     row $status "four: servers that propose by a draft: $(tail -n 1 "$four/draft.txt")"
     TMPDIR=$four/lookup timeout 120 python3 tests/fault/serve_sequences.py "${FOUR:-96}" 7 4 >"$four/lookup.txt" 2>&1 && status=ok || status=FAIL
     row $status "four: random requests to servers with proposals and without: $(tail -n 1 "$four/lookup.txt")"
+    exit $ended
   )
 }
 
