@@ -30,7 +30,7 @@ static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
   const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu, *draft,
-      *load;
+      *load, *kv, *index;
   struct { /* which schemes: parts of a recipe */
     const char *quant, *file, *search, *method, *kv_scales, *head;
     mm_option_list ignore, override;
@@ -43,7 +43,7 @@ typedef struct mm_convert_args {
     uint64_t tp, ep, pp, attn_tp;
   } cut;
   uint64_t threads, part_size, commit_bytes, mem_limit;
-  mm_gpu_card card;            /* of --gpu-memory */
+  mm_gpu_demand demand;        /* of --gpu-memory, --kv-cache-dtype and --index-cache-dtype */
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
@@ -181,7 +181,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   mm_err reason = {0};
   if (!mm_plan_build(plan, hf, &planning->options, &reason)) /* of types that the files would say */
     return mm_follow_comparable(hf, err) && mm_fail_as(err, &reason);
-  if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->card, err)) return false;
+  if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->demand, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) mm_report_absent(stderr, hf);
   if (a->follow.frees && !a->part_size && !a->quiet)
@@ -398,6 +398,8 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
                       : a->draft && hf                     ? "found --draft with --layout hf; packed checkpoints have drafts"
                       : a->gpu && hf                       ? "found --gpu-memory with --layout hf, whose files have no ranks"
+                      : a->kv && !a->gpu                   ? "found --kv-cache-dtype without --gpu-memory; minimax-serve has it"
+                      : a->index && !a->gpu                ? "found --index-cache-dtype without --gpu-memory; minimax-serve has it"
                       : a->resume && a->restart            ? "found --resume with --restart, which discards what --resume continues"
                       : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"
                       : a->dry_run && a->events            ? "found --events with --dry-run, which has none; --json prints the plan"
@@ -407,7 +409,8 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                                                            : NULL;
   if (!wrong) wrong = wrong_follow(a, hf);
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
-  return (!a->gpu || mm_gpu_card_parse(&a->card, a->gpu, err)) && (!a->compress || parse_compress(a->compress, &a->level, err));
+  a->demand.kv_fp8 = a->kv && strcmp(a->kv, "fp8") == 0, a->demand.index_fp8 = a->index && strcmp(a->index, "fp8") == 0;
+  return (!a->gpu || mm_gpu_card_parse(&a->demand.card, a->gpu, err)) && (!a->compress || parse_compress(a->compress, &a->level, err));
 }
 
 static bool run_all(void *args, mm_err *err) {
@@ -515,6 +518,10 @@ static const mm_option options[] = {
     MM_OPTION(STR, "gpu-memory", &settings.gpu, "BYTES|CARD",
               "say what fits GPUs of this size or name (80G, 80GB, H100, RTX-4090): tokens of cache, the smallest --tp for a sequence of "
               "full length, and the kernels of a card"),
+    MM_OPTION(STR, "kv-cache-dtype", &settings.kv, "TYPE", "with --gpu-memory: type of cached keys and values (auto: bf16)",
+              .choices = "auto|bf16|fp8"),
+    MM_OPTION(STR, "index-cache-dtype", &settings.index, "TYPE", "with --gpu-memory: type of M3's cached index keys (auto: bf16)",
+              .choices = "auto|fp8"),
     {.help = "run"},
     MM_FLAG("force", &settings.force, "replace a packed checkpoint of that name (whole until the new one is complete)"),
     MM_FLAG("resume", &settings.resume, "continue an interrupted conversion (or start, if there is none)"),

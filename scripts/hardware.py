@@ -33,8 +33,8 @@ def sources(directory):
     return {name: path for name in how if os.path.exists(path := os.path.join(directory, name))}
 
 
-def plan(bin_, source, scheme, tp, memory):
-    p = subprocess.run([f"{bin_}/minimax-convert", source, "--names-only", "--dry-run", "--json", "-q", "--quant", scheme, "--tp", str(tp), "--gpu-memory", memory],
+def plan(bin_, source, scheme, tp, memory, *more):
+    p = subprocess.run([f"{bin_}/minimax-convert", source, "--names-only", "--dry-run", "--json", "-q", "--quant", scheme, "--tp", str(tp), "--gpu-memory", memory, *more],
                        stdout=subprocess.PIPE, check=True)
     return json.loads(p.stdout)
 
@@ -64,6 +64,11 @@ def main():
         for name, scheme in some:
             line = row(bin_, found[name], scheme)
             assert line in page.split(TITLES[name])[1].split("\n\n###")[0], f"{sys.argv[4]} lacks, of {name}: {line}"
+        fp8 = re.findall(r"^\| `(\w+)`, (\d) of (\d+) GB \| (\S+) \| (\S+) \| (\S+) \|$", page, re.M)
+        scheme, tp, size, *tokens = fp8[int(os.environ.get("MM_SEED", "1")) % len(fp8)]  # of caches in FP8
+        index, both = ["--index-cache-dtype", "fp8"], ["--index-cache-dtype", "fp8", "--kv-cache-dtype", "fp8"]
+        held = [f"{plan(bin_, found['m3'], scheme, tp, size + 'GB', *x)['verdict']['kv_tokens']:,}" for x in ([], index, both)]
+        assert held == tokens, f"{sys.argv[4]}: {scheme}, {tp} of {size} GB: found {tokens}, expected {held}"
         short = re.findall(r"\b(\d) GPUs?: ([\d,]+\d)", open("README.md", encoding="utf-8").read().split("## Hardware")[1].split("\n## ")[0])
         assert len(short) > 8 and all(f"**{tp}**: {tokens}" in page for tp, tokens in short), short
         return print(f"{count} rows of {sys.argv[4]} as computed")

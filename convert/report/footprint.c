@@ -36,22 +36,23 @@ mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
   return f;
 }
 
-/* The demand of minimax-serve --device cuda with its default options, one rank a GPU. */
-static mm_demand default_demand(const mm_model *m) {
+/* The demand of minimax-serve --device cuda with these types of caches and its default options, one rank a GPU. */
+static mm_demand default_demand(const mm_model *m, const mm_gpu_demand *g) {
   return (mm_demand){.gpu = true,
                      .step_tokens = MM_DEFAULT_STEP_TOKENS,
                      .outs = MM_DEFAULT_SLOTS,
                      .slots = MM_DEFAULT_SLOTS,
                      .positions = (uint32_t)m->max_positions,
-                     .cache = MM_CACHE_BF16,
+                     .cache = g->kv_fp8 ? MM_CACHE_FP8 : MM_CACHE_BF16,
+                     .index_fp8 = g->index_fp8,
                      .act_quant = true};
 }
 
 /* Judges the ranks: *fit where a sequence of the model's full length fits every one, *tokens of cache that all have room for. A plan that
  * the cuda backend refuses has neither, and *no says why. */
-static bool judge(const mm_plan *p, uint64_t memory, bool *fit, uint64_t *tokens, mm_err *no, mm_err *err) {
-  const mm_demand d = default_demand(&p->pack.model);
-  const mm_device_memory on = {.total = memory, .free = memory, .ranks = 1, .share = MM_GPU_SHARE};
+static bool judge(const mm_plan *p, const mm_gpu_demand *g, bool *fit, uint64_t *tokens, mm_err *no, mm_err *err) {
+  const mm_demand d = default_demand(&p->pack.model, g);
+  const mm_device_memory on = {.total = g->card.bytes, .free = g->card.bytes, .ranks = 1, .share = MM_GPU_SHARE};
   uint64_t pages = mm_most_pages(&d);
   *fit = false, *tokens = 0;
   bool taken = mm_gpu_takes_model(&p->pack.model, p->pack.tp, no);
@@ -81,12 +82,15 @@ static bool takes_card(mm_verdict *v, const mm_gpu_card *card) {
   return false;
 }
 
-bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, const mm_gpu_card *card, mm_err *err) {
-  const uint64_t memory = card->bytes, usable = (uint64_t)((double)memory * MM_GPU_SHARE);
+bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_options *o, const mm_gpu_demand *d, mm_err *err) {
+  const uint64_t memory = d->card.bytes, usable = (uint64_t)((double)memory * MM_GPU_SHARE);
   mm_err refused = {0};
-  *v = (mm_verdict){.memory = memory, .card = *card};
-  if (!takes_card(v, card)) return true;
-  if (!judge(p, memory, &v->fits, &v->tokens, &refused, err)) return false;
+  *v = (mm_verdict){.memory = memory, .kv_fp8 = d->kv_fp8, .index_fp8 = d->index_fp8, .card = d->card};
+  if (d->index_fp8 && !p->pack.model.index_heads)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL),
+                   "found --index-cache-dtype fp8; the model has no index keys, expected MiniMax-M3");
+  if (!takes_card(v, &d->card)) return true;
+  if (!judge(p, d, &v->fits, &v->tokens, &refused, err)) return false;
   if (refused.status != MM_OK) snprintf(v->refused, sizeof v->refused, "%.*s", (int)sizeof v->refused - 1, refused.text);
   for (uint32_t tp = 1; v->tp == 0 && tp <= p->pack.model.heads && tp <= MM_GPU_RANKS; tp++) {
     mm_plan_options with = *o;
@@ -101,7 +105,7 @@ bool mm_verdict_make(mm_verdict *v, const mm_plan *p, mm_hf *hf, const mm_plan_o
     if (v->tp || (tp == p->pack.tp && !p->pack.attn_tp) || share > usable || !mm_cut_feasible(&p->pack.model, &with, hf->config_path, &no))
       continue;
     bool fit = false;
-    const bool built = mm_plan_build(&other, hf, &with, &no), judged = built && judge(&other, memory, &fit, &tokens, &ignored, &no);
+    const bool built = mm_plan_build(&other, hf, &with, &no), judged = built && judge(&other, d, &fit, &tokens, &ignored, &no);
     if (fit) v->tp = tp;
     mm_plan_close(&other);
     if (!judged && no.status != MM_UNSUPPORTED) { /* a cut that --tp-align refuses is only not a candidate */

@@ -59,6 +59,8 @@ static mm_json *footprint_json(const mm_footprint *f) {
 static mm_json *verdict_json(const mm_verdict *v) {
   mm_json *x = MM_JSON_NEW({"gpu_memory", mm_json_new_u64(v->memory)}, {"fits", mm_json_new_bool(v->fits)},
                            {"kv_tokens", mm_json_new_u64(v->tokens)});
+  if (v->kv_fp8) mm_json_put_text(x, "kv_cache_dtype", "fp8");
+  if (v->index_fp8) mm_json_put_text(x, "index_cache_dtype", "fp8");
   if (v->tp > 0) mm_json_put_int(x, "smallest_tp", v->tp);
   if (*v->refused) mm_json_put_text(x, "refused", v->refused);
   if (v->card.name) MM_JSON_PUT(x, {"gpu", mm_json_new_str(v->card.name)}, {"sm", mm_json_new_int(v->card.sm)});
@@ -159,7 +161,8 @@ static void print_verdict(FILE *f, const mm_plan *p, const mm_verdict *v) {
   if (*v->refused)
     fprintf(f, "is refused: %s", v->refused);
   else if (tokens)
-    fprintf(f, "fits with up to %llu tokens of BF16 cache", tokens);
+    fprintf(f, "fits with up to %llu tokens of %s cache%s", tokens, v->kv_fp8 ? "FP8" : "BF16",
+            v->index_fp8 ? " with index keys in FP8" : "");
   else
     fprintf(f, "does not fit: weights and buffers leave no room for a cache in %.0f %% of the memory", 100 * MM_GPU_SHARE);
   if (v->fits)

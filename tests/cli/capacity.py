@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The size of the KV cache. minimax-convert --gpu-memory and the engine say the same, to the page, on GPUs of simulated sizes, for random cuts,
 schemes and sizes; on a CPU a share of RAM holds the cache; one that holds no sequence is refused before a weight is read. ROUNDS=N (2)."""
+import itertools
 import json
 import os
 import random
@@ -24,21 +25,34 @@ def run(*args, status=0):
 def agreement(rng, source, cut, scheme):
     """Sizes around those at which the cache begins, holds one sequence, and holds all requests."""
     packed = os.path.join(TMP, f"capacity-{os.path.basename(source)}-{rng.random()}")
-    align = rng.choice([[], ["--tp-align", "pad"]])
+    align = rng.choice([[], ["--tp-align", "pad"]]) if "w4a16" not in scheme else []  # whose zero bytes are no zeros
     run("minimax-convert", source, "-o", packed, "--quant", scheme, *cut, *align, "-q")
-    plan = json.loads(run("minimax-convert", source, "--quant", scheme, *cut, *align, "--dry-run", "--json", "--gpu-memory", "80G").stdout)
-    whole = plan["verdict"]["kv_tokens"]
+    config = json.load(open(f"{source}/config.json"))
+    extended = "text_config" in config  # MiniMax-M3, which has index keys
+    types = [("auto", "auto"), ("fp8", "auto")] + ([("auto", "fp8"), ("fp8", "fp8")] if extended else [])
+
+    def verdict(n, kv, index):
+        dtypes = ("--kv-cache-dtype", kv, *(["--index-cache-dtype", index] if extended else []))
+        return json.loads(run("minimax-convert", source, "--quant", scheme, *cut, *align, "--dry-run", "--json", "--gpu-memory", n, *dtypes).stdout)["verdict"]
+
+    whole = verdict("80G", "auto", "auto")["kv_tokens"]
     size = [rng.randrange(1 << 30, 3 << 30) for _ in range(6)] + [1 << 20, 1 << 30, 80 << 30]
     size += [int((1.0e9 + 1.1e8 * i) / 0.9) + rng.randrange(1 << 20) for i in range(8)]
-    said = [json.loads(run("minimax-convert", source, "--quant", scheme, *cut, *align, "--dry-run", "--json", "--gpu-memory", n).stdout)["verdict"] for n in size]
-    bf16, fp8 = ([int(x) for x in run("../tests/model/simulated_gpu", packed, kv, *size).stdout.split()] for kv in ("bf16", "fp8"))
-    positions = json.load(open(f"{source}/config.json"))["max_position_embeddings"]
-    for n, v, got, small in zip(size, said, bf16, fp8):
-        assert v["fits"] == (v["kv_tokens"] >= positions), (n, v)
-        assert got == (v["kv_tokens"] if v["fits"] else 0), (source, cut, scheme, align, n, v, got)
-        assert small >= got, (n, got, small)
-    assert max(bf16) == whole == 16 * positions and 0 in bf16, bf16
-    return sorted(set(bf16))
+    if extended:  # whose cache is small
+        size += [int((1.11e9 + 2e7 * i) / 0.9) for i in range(8)]
+    positions = config.get("text_config", config)["max_position_embeddings"]
+    held = [[int(x) for x in run("../tests/model/simulated_gpu", packed, *t, *size).stdout.split()] for t in types]
+    for t, found in zip(types, held):
+        some = range(len(size)) if t == types[0] else rng.sample(range(len(size) - 8), 3) + [*range(len(size) - 8, len(size))][::1 if extended else 4]
+        for n, got in [(size[i], found[i]) for i in some]:
+            v = verdict(n, *t)
+            assert v["fits"] == (v["kv_tokens"] >= positions), (n, v)
+            assert got == (v["kv_tokens"] if v["fits"] else 0), (source, cut, scheme, align, t, n, v, got)
+        assert all(small >= large for small, large in zip(found, held[0])), (t, found, held[0])
+    if extended:  # each type by itself changes the size of the cache
+        assert all(sum(a) != sum(b) for a, b in itertools.combinations(held, 2)), held
+    assert max(held[0]) == whole == 16 * positions and 0 in held[0], held
+    return sorted(set(held[0]))
 
 
 def cards(source):
@@ -84,6 +98,12 @@ def index_keys(packed):
     with Server(*options, "--index-cache-dtype", "fp8", "-t", "1") as s:
         assert s.metrics()["kv_cache_bytes"] == 1024 * (kv + sparse * (4 + dim))
         assert s.post("/v1/completions", {"prompt": list(range(300)), "max_tokens": 4, "ignore_eos": True})["usage"]["completion_tokens"] == 4
+    for words in (("--index-cache-dtype", "fp8"), ("--kv-cache-dtype", "fp8")):
+        assert words[0] in run("minimax-convert", packed, "--dry-run", *words, status=2).stderr
+    line = run("minimax-convert", "tests/data/tiny-m2", "--dry-run", "--gpu-memory", "80G", "--index-cache-dtype", "fp8", status=4).stderr
+    assert "E_SCHEME" in line and "has no index keys" in line, line
+    said = run("minimax-convert", "tests/data/tiny-m3-random", "--dry-run", "--gpu-memory", "80G", "--kv-cache-dtype", "fp8", "--index-cache-dtype", "fp8").stdout
+    assert "tokens of FP8 cache with index keys in FP8; " in said, said
     line = run("minimax-serve", packed, "--check", "--verify-on-load", "--index-cache-dtype", "fp8", status=4).stderr
     assert "E_SCHEME" in line and "has no index keys" in line, line
 
@@ -113,6 +133,7 @@ for source in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
     for cut in rng.sample(CUTS, int(os.environ.get("ROUNDS", "2"))):
         seen |= set(agreement(rng, source, cut, rng.choice(SCHEMES)))
     assert len(seen) > 2, seen  # some between none and all
+agreement(rng, "tests/data/tiny-m3-random", rng.choice([[], ["--tp", "2"]]), rng.choice(["none", "mxfp8", "block_fp8"]))
 PACKED = convert("tests/data/tiny-m2")
 cards("tests/data/tiny-m2")
 share_of_ram(PACKED)

@@ -1,5 +1,5 @@
-/* Pages that an engine gives its KV cache on GPUs of simulated sizes: simulated_gpu DIR KV BYTES ... prints, for minimax-serve's default
- * options and each size, the tokens of the cache, or 0 where it is refused (E_MEMORY) before anything is opened. */
+/* Pages that an engine gives its KV cache on GPUs of simulated sizes: simulated_gpu DIR KV INDEX BYTES ... prints, for minimax-serve's
+ * default options and each size, the tokens of the cache, or 0 where it is refused (E_MEMORY) before anything is opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,9 +26,9 @@ static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
 int main(int argc, char **argv) {
   mm_err err = {0};
   mm_shards shards = {0};
-  if (argc < 4 || !mm_shards_open(&shards, argv[1], &err)) return fprintf(stderr, "simulated_gpu: %s\n", err.text), 2;
+  if (argc < 5 || !mm_shards_open(&shards, argv[1], &err)) return fprintf(stderr, "simulated_gpu: %s\n", err.text), 2;
   ops = mm_ops_cpu, ops.open = fake_open, ops.memory = fake_memory, ops.own_memory = true;
-  for (int i = 3; i < argc; i++) {
+  for (int i = 4; i < argc; i++) {
     const mm_engine_config c = {.ops = &ops,
                                 .limits = {.max_tokens = MM_DEFAULT_STEP_TOKENS,
                                            .slots = MM_DEFAULT_SLOTS,
@@ -36,6 +36,7 @@ int main(int argc, char **argv) {
                                 .options.threads = 1,
                                 .options.act_quant = true,
                                 .options.kv_fp8 = strcmp(argv[2], "fp8") == 0,
+                                .options.index_fp8 = strcmp(argv[3], "fp8") == 0,
                                 .memory = {.fits = true, .outs = MM_DEFAULT_SLOTS}};
     bytes = strtoull(argv[i], NULL, 10), given = 0, err = (mm_err){0};
     if (mm_engine_open(&shards, &c, &err)) return 1;
