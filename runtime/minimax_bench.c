@@ -190,6 +190,7 @@ static bool bench_all(void *args, mm_err *err) {
                   .each = 1,
                   .kv_fp8 = strcmp(a->kv, "fp8") == 0,
                   .index_fp8 = strcmp(a->index, "fp8") == 0,
+                  .index_split = (uint32_t)a->index_split,
                   .act_quant = strcmp(a->act_quant, "on") == 0,
                   .kind = strcmp(a->draft, "eagle3") == 0 ? MM_DRAFT_EAGLE3 : MM_DRAFT_DFLASH,
                   .copy_rate = copy_rate,
@@ -243,6 +244,7 @@ int main(int argc, char **argv) {
                 .choices = "on|off"),
       MM_OPTION(STR, "kv-cache-dtype", &a.kv, "TYPE", "of cached keys and values (auto: bf16)", .choices = "auto|fp8"),
       MM_OPTION_INDEX_CACHE(&a.index),
+      MM_OPTION_INDEX_SPLIT(&a.index_split),
       MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = MM_BENCH_RANKS),
       MM_OPTION(U64, "ep", &a.ep, "N", "divides tp: each rank holds 1/N of the experts, cut in tp/N (1)", .lo = 1, .hi = MM_BENCH_RANKS),
       MM_OPTION(

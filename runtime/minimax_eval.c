@@ -21,9 +21,9 @@
 
 typedef struct eval_args {
   const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *input_dtype,
-      *index;                                      /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads, moments; /* 0 where not given */
-  double share;                                    /* NAN where not given */
+      *index;                                                   /* act_quant: NULL where not given */
+  uint64_t window, limit, chunk, threads, moments, index_split; /* 0 where not given */
+  double share;                                                 /* NAN where not given */
   mm_dummy dummy;
   bool json, quiet, pin, force;
 } eval_args;
@@ -96,7 +96,7 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .calibration = e->calibration,
                         .options = {.input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0, .pin = e->a->pin},
                         .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"}};
-  mm_cache_dtypes("auto", e->a->index, &c.options);
+  mm_cache_options("auto", e->a->index, e->a->index_split, &c.options);
   if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
   c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
@@ -553,6 +553,7 @@ static const mm_option options[] = {
         .choices = "on|off"),
     MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
     MM_OPTION_INDEX_CACHE(&settings.index),
+    MM_OPTION_INDEX_SPLIT(&settings.index_split),
     MM_OPTION_DEVICE(&settings.device),
     MM_OPTION_UTILIZATION(&settings.share),
     MM_OPTION_THREADS(&settings.threads),

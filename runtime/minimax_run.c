@@ -22,9 +22,9 @@
 
 typedef struct run_args {
   const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv, *index, *input_dtype, *system,
-      *chat_format;                                         /* devices, attach, act_quant, system, chat_format: NULL where not given */
-  mm_sampling given;                                        /* its real numbers: NAN where not given */
-  uint64_t top_k, seed, max_tokens, max_model_len, threads; /* top_k: UINT64_MAX where not given, the others 0 */
+      *chat_format;  /* devices, attach, act_quant, system, chat_format: NULL where not given */
+  mm_sampling given; /* its real numbers: NAN where not given */
+  uint64_t top_k, seed, max_tokens, max_model_len, threads, index_split; /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
   double share; /* NAN where not given */
   mm_dummy dummy;
@@ -170,7 +170,7 @@ static bool open_engine(run *r, mm_err *err) {
                                    .outs = 1,
                                    .length = r->a->chat ? "--max-model-len" : "a shorter prompt or --max-tokens, together"}};
   if (!c.ops) return false;
-  mm_cache_dtypes(r->a->kv, r->a->index, &c.options);
+  mm_cache_options(r->a->kv, r->a->index, r->a->index_split, &c.options);
   c.options.act_quant = r->act_quant = r->a->act_quant ? strcmp(r->a->act_quant, "on") == 0 : c.ops->act_quant;
   uint32_t *device;
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
@@ -566,6 +566,7 @@ static const mm_option options[] = {
     MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
     MM_OPTION_KV_CACHE(&settings.kv),
     MM_OPTION_INDEX_CACHE(&settings.index),
+    MM_OPTION_INDEX_SPLIT(&settings.index_split),
     MM_OPTION_UTILIZATION(&settings.share),
     MM_OPTION_THREADS(&settings.threads),
     MM_OPTION_PIN(&settings.pin),

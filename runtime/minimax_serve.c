@@ -32,7 +32,7 @@ typedef struct serve_args {
   mm_arena *arena;
   const char *dir, *kv, *index, *input_dtype, *prefix_cache, *log_format, *metric_names, *compat, *config, *key_file;
   const char *kv_dir;
-  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts;
+  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts, index_split;
   double request_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
 } serve_args;
@@ -375,7 +375,7 @@ static bool check_kv_dir(const serve_args *a, mm_err *err) {
 
 static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
-  mm_cache_dtypes(a->kv, a->index, &a->load.options);
+  mm_cache_options(a->kv, a->index, a->index_split, &a->load.options);
   a->load.options.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
   a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
                                             .queue_max = (uint32_t)a->queue,
@@ -480,6 +480,7 @@ static const mm_option options[] = {
     MM_OPTION_INPUT_DTYPE(&settings.input_dtype),
     MM_OPTION_KV_CACHE(&settings.kv),
     MM_OPTION_INDEX_CACHE(&settings.index),
+    MM_OPTION_INDEX_SPLIT(&settings.index_split),
     MM_OPTION_THREADS(&settings.load.threads),
     MM_OPTION_PIN(&settings.load.options.pin),
     MM_FLAG("ignore-generation-config", &settings.load.own_defaults,

@@ -176,6 +176,7 @@ mm_bench_result mm_bench_result_of(const mm_bench *b, uint32_t rows) {
                            .ep = b->ep,
                            .kv_fp8 = b->kv_fp8,
                            .index_fp8 = b->index_fp8,
+                           .index_split = b->index_split,
                            .copy_rate = b->copy_rate};
 }
 

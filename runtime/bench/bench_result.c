@@ -25,6 +25,7 @@ static void open_object(const mm_bench_result *r) {
   if (r->c->dense) printf(",\"dense_layers\":%u", r->c->dense);
   if (r->c->shrink > 1) printf(",\"shrink\":%u", r->c->shrink);
   if (r->index_fp8) printf(",\"index_fp8\":true");
+  if (r->index_split) printf(",\"index_split\":%u", r->index_split);
 }
 
 /* Prints the beginning of every line. */
@@ -34,6 +35,7 @@ static void open_line(const mm_bench_result *r) {
   if (r->ranks > 1) printf(", tp %u,", r->ranks);
   if (r->ep > 1) printf(" ep %u,", r->ep);
   if (r->index_fp8) printf(" index keys fp8,");
+  if (r->index_split) printf(" scan split from %u,", r->index_split);
 }
 
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {

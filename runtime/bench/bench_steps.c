@@ -338,7 +338,8 @@ bool mm_bench_open(mm_bench *b, mm_err *err) {
       .draft = b->draft,
       .tap = b->draft ? b->draft->c.tap : NULL,
       .taps = b->draft ? b->draft->c.taps : 0,
-      .options = {.threads = b->threads, .kv_fp8 = b->kv_fp8, .index_fp8 = b->index_fp8, .act_quant = b->act_quant}};
+      .options = {
+          .threads = b->threads, .kv_fp8 = b->kv_fp8, .index_fp8 = b->index_fp8, .index_split = b->index_split, .act_quant = b->act_quant}};
   return mm_ops_keep_index(b->ops, &b->model, &config.options, err) && open_buffers(b, err) && make_weights(b, &shape, err) &&
          mm_forward_open(&b->forward, b->ops, &config, err);
 }

@@ -17,6 +17,7 @@ typedef struct mm_bench {
   mm_comm *comm;
   uint32_t steps;
   bool kv_fp8, index_fp8, act_quant;
+  uint32_t index_split;
   mm_draft_kind kind; /* of the draft */
   mm_model model;
   mm_rank_weights weights;

@@ -124,6 +124,16 @@ static bool open_terms(mm_backend *b, uint64_t pairs, mm_err *err) {
   return !ways || (b->moe.term = matrix(b, b->moe.term_floats, 1, err));
 }
 
+/* Room for a scan of index keys that is split over ranks. */
+static bool open_index_split(mm_backend *b, uint32_t tokens, mm_err *err) {
+  const mm_model *m = b->c.model;
+  const uint64_t ranks = b->groups.own.count, candidates = (uint64_t)tokens * m->index_heads;
+  mm_cpu_index_split *x = &b->index_split;
+  if (!b->c.options.index_split || ranks == 1) return true;
+  return (x->q = matrix(b, ranks * tokens * b->index_heads, m->index_dim, err)) &&
+         (x->own = matrix(b, candidates, 2 * m->index_top_k, err)) && (x->all = matrix(b, ranks * candidates, 2 * m->index_top_k, err));
+}
+
 static bool open_buffers(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   uint32_t tokens = b->c.limits.max_tokens;
@@ -143,6 +153,7 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (b->index_heads && (!(b->block = matrix(b, (uint64_t)tokens * b->index_heads, m->index_top_k, err)) ||
                          !(b->blocks = matrix(b, tokens, b->index_heads, err))))
     return false;
+  if (!open_index_split(b, tokens, err)) return false;
   if (!(b->share = matrix(b, b->c.options.threads, sizeof *b->share / 4, err))) return false;
   if (b->c.options.act_quant) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;

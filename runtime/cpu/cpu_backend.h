@@ -83,6 +83,16 @@ typedef struct mm_cpu_mlp_buffers {
   float *out;      /* [max_tokens, H]: what a shared expert adds */
 } mm_cpu_mlp_buffers;
 
+/* Of the scan of index keys that is split over the ranks of a group (mm_run_options.index_split). NULL without. */
+typedef struct mm_cpu_candidate {
+  float score;
+  uint32_t block; /* UINT32_MAX: none */
+} mm_cpu_candidate;
+typedef struct mm_cpu_index_split {
+  float *q;                    /* [ranks, max_tokens, index_heads·index_dim]: the queries of each rank */
+  mm_cpu_candidate *own, *all; /* [max_tokens, heads of all ranks, index_top_k] of this rank, and [ranks] of those */
+} mm_cpu_index_split;
+
 /* Ranks that ops sum over, and this one's number among them. */
 typedef struct mm_cpu_ranks {
   mm_comm *comm;
@@ -123,8 +133,9 @@ struct mm_backend {
   float *sums;         /* [max_tokens, 2]: sums of squares */
   mm_cpu_moe moe;
   mm_cpu_mlp_buffers mlp;
-  uint32_t *block;      /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
-  uint32_t *blocks;     /* [max_tokens, index_heads]: how many */
+  uint32_t *block;  /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
+  uint32_t *blocks; /* [max_tokens, index_heads]: how many */
+  mm_cpu_index_split index_split;
   mm_cpu_swiglu swiglu; /* of the model */
   float *amax;          /* [max_tokens·top_k, amaxes of the widest row], or scales; this and the next under act_quant only */
   float *rounded;       /* [max_tokens, widest input] */

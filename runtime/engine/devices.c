@@ -20,6 +20,9 @@ bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err) {
 }
 
 bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_options *o, mm_err *err) {
+  if (o->index_split && !m->index_heads)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL),
+                   "found --index-split %u; the model has no index keys, expected MiniMax-M3", o->index_split);
   if (!o->index_fp8 || (m->index_heads && ops->cache.index_fp8)) return true;
   if (!m->index_heads)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, NULL),

@@ -32,8 +32,15 @@
             "type of M3's cached index keys; fp8 is e4m3 with a scale for each key (auto: f32 on cpu, bf16 on cuda)", \
             .choices = "auto|fp8")
 
-/* Options of a run from the words of --kv-cache-dtype and --index-cache-dtype. */
-static inline void mm_cache_dtypes(const char *kv, const char *index, mm_run_options *o) {
+#define MM_OPTION_INDEX_SPLIT(at)                                                                                               \
+  MM_OPTION(U64, "index-split", at, "TOKENS",                                                                                   \
+            "split the scan of M3's index keys over the ranks for tokens at positions from TOKENS on; the blocks are the same " \
+            "(default 0: each rank scans all)",                                                                                 \
+            .hi = UINT32_MAX)
+
+/* Options of a run from the words of --kv-cache-dtype and --index-cache-dtype, and from --index-split. */
+static inline void mm_cache_options(const char *kv, const char *index, uint64_t split, mm_run_options *o) {
+  o->index_split = (uint32_t)split;
   o->kv_fp8 = strcmp(kv, "fp8") == 0, o->kv_bf16 = strcmp(kv, "bf16") == 0, o->index_fp8 = strcmp(index, "fp8") == 0;
 }
 

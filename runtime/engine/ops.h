@@ -99,6 +99,8 @@ typedef struct mm_run_options {
   bool kv_fp8;          /* caches of full attention in e4m3, a scale for each token and head; MM_UNSUPPORTED where there are none */
   bool kv_bf16;         /* caches of full attention in bf16, where f32 is the backend's own type; MM_UNSUPPORTED where there are none */
   bool index_fp8;       /* index keys of sparse layers in e4m3, a scale for each key (mm_cache_ops.index_fp8) */
+  uint32_t index_split; /* for rows at positions from this on, each rank of the group scans a part of the index keys, and they exchange
+                         * candidates; the blocks are the same; 0: each scans all. Backends may take few rows so, of one process */
   bool input_bf16;      /* inputs of linears but the router and the head are rounded to bf16, where f32 is the backend's own type and the
                          * scheme does not round them otherwise */
   bool pin;             /* each thread stays on a CPU of its own: those of this process in the order of ranks (mm_ops.pins) */
@@ -373,7 +375,7 @@ extern const mm_ops mm_ops_cuda;
 const mm_ops *mm_ops_find(const char *name, mm_err *err);
 /* Whether the backend has the ops of the model; MM_UNSUPPORTED E_DEVICE. Call it before the backend is opened or asked to hold weights. */
 MM_MUST_USE bool mm_ops_run(const mm_ops *ops, const mm_model *m, mm_err *err);
-/* MM_UNSUPPORTED E_SCHEME where index_fp8 is set and the model has no index keys, or the backend keeps none in e4m3. */
+/* MM_UNSUPPORTED E_SCHEME where index_fp8 or index_split is set and the model has no index keys, or the backend keeps none in e4m3. */
 MM_MUST_USE bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_options *o, mm_err *err);
 /* Whether it runs the groups of attention that the checkpoint has; MM_UNSUPPORTED E_PARALLEL. Called as mm_ops_run. */
 MM_MUST_USE bool mm_ops_run_groups(const mm_ops *ops, const mm_pack *p, mm_err *err);

@@ -34,6 +34,16 @@ cudaError_t mm_cu_place_heads(const mm_cu_head_work &a, const mm_cu_rows &r, cud
 
 /* ---- block_select.cu ---- */
 
+struct mm_cu_peers;
+
+/* The scan of single rows' index keys, split over the ranks of a stage by blocks: of rows at positions from `from` on, rank r of n scores
+ * blocks r, r + n, … for the heads of all ranks, and whoever has a head merges the best of each. The lists are those of the whole scan, bit
+ * for bit. All ranks of the stage launch it for rows at the same positions. */
+struct mm_cu_index_split {
+  const mm_cu_peers *peers; /* NULL: each rank scores all blocks for its own heads */
+  uint32_t heads, from;     /* index heads of all ranks; a rank has mm_cu_select.heads of them, or several ranks have the same one */
+};
+
 /* The blocks that each row and index head reads. Block b is positions [b·size, (b + 1)·size). A row at
  * position p reads its own block and the local - 1 before it, and of those before them the ones with the
  * largest max q·k, the lower block first, until there are top_k or no more. */
@@ -48,6 +58,7 @@ struct mm_cu_select {
   uint32_t *block;                         /* [rows of the step, heads, top_k] ascending */
   uint32_t *count;                         /* [rows of the step, heads]; 0 for slot -1 */
   const float *key_scale = nullptr;        /* [page][64]: keys are e4m3 under these; NULL: bf16 */
+  mm_cu_index_split split = {};            /* of mm_cu_select_rows, for as many rows as there is room for */
 };
 inline size_t mm_cu_score_floats(uint32_t heads, uint32_t most) { return (size_t)MM_CU_SCORE_ROWS * heads * most; }
 /* Rows [0, tokens) of the step, each a sequence's only one, or one of up to MM_CU_VERIFY side by side. */
