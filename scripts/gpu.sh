@@ -5,7 +5,7 @@
 #
 #   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
 #              head in 8 bits; nvfp4a16 comes last, so that parts find the others in the same folders
-#   peers      sums over ranks, bit for bit; ranks that do not come; inputs rounded under scales of rows that are cut
+#   peers      sums over ranks, bit for bit; index keys of MiniMax-M3 scanned in parts, one for each rank: the blocks of the whole scan; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores; of
 #              MiniMax-M3 too
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
@@ -474,7 +474,24 @@ END
       NF == 2 { n++; d += $2 - $1; cpu += $1 }
       END { d = n ? d / n : 9; d = d < 0 ? -d : d; printf "%-4s extended tiny-m3-none, index keys %s: nll %.4f on the CPU, off %.1e (limit 5e-2), %d windows\n", n == 4 && d <= 0.05 ? "ok" : "FAIL", index_keys, n ? cpu / n : 0, d, n }'
   done
+  split_scan
   return $ended
+}
+
+# Two ranks on two GPUs that scan index keys in parts: the likelihoods of the whole scan, of single tokens, recorded.
+split_scan() {
+  [ "$devices" -gt 1 ] || { row -- "extended, two ranks: nothing without two GPUs"; return 0; }
+  to=$work/extended-2/tiny-m3-bf16
+  mkdir -p "$work/extended-2"
+  [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m3-random -o "$to" --tp 2 --quant bf16 -q || row FAIL "extended: $to"
+  for index in auto fp8; do
+    for split in 0 1 150; do
+      "$build"/bin/minimax-eval "$to" --device cuda --ids "$work/extended-ids.json" --window 300 --limit 2 --chunk 1 --index-split $split --index-cache-dtype $index --json -q |
+        sed -n 's/.*"window_nll":\[\(.*\)\].*/\1/p' >"$work/split-$split.nll"
+    done
+    [ -s "$work/split-0.nll" ] && cmp -s "$work/split-0.nll" "$work/split-1.nll" && cmp -s "$work/split-0.nll" "$work/split-150.nll" && status=ok || status=FAIL
+    row $status "extended, two ranks, index keys $index: the scan in parts has the likelihoods of the whole one: $(cat "$work/split-1.nll")"
+  done
 }
 
 speed_part() {
@@ -549,7 +566,7 @@ run_part() {
   case $1 in
     prepare) prepare ;;
     start) start_part ;;
-    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across ;;
+    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across scan ;;
     forks) forks_part ;;
     invariant) invariant_part ;;
     verify) verify_part ;;

@@ -29,12 +29,12 @@ typedef struct mm_bench_result {
   uint32_t each;          /* rows of a decode step for each sequence: of batch / each */
   uint32_t ranks, ep;     /* a GPU each; bytes and floor are those of one. Experts are whole on ep groups of them */
   bool kv_fp8, index_fp8;
-  uint32_t index_split;  /* 0: none */
   double copy_rate;      /* bytes read plus written a second */
   double seconds, bytes; /* bytes 0: not known */
   double floor_s;        /* the least that the step could take */
   double reached;        /* experts of a layer that the step chose, on average */
   double rate[3];        /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
+  uint32_t index_split;  /* 0: none */
 } mm_bench_result;
 
 /* Sorts x[n], n > 0. */

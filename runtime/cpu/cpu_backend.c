@@ -128,7 +128,7 @@ static bool open_terms(mm_backend *b, uint64_t pairs, mm_err *err) {
 static bool open_index_split(mm_backend *b, uint32_t tokens, mm_err *err) {
   const mm_model *m = b->c.model;
   const uint64_t ranks = b->groups.own.count, candidates = (uint64_t)tokens * m->index_heads;
-  mm_cpu_index_split *x = &b->index_split;
+  mm_cpu_index_split *x = &b->groups.index_split;
   if (!b->c.options.index_split || ranks == 1) return true;
   return (x->q = matrix(b, ranks * tokens * b->index_heads, m->index_dim, err)) &&
          (x->own = matrix(b, candidates, 2 * m->index_top_k, err)) && (x->all = matrix(b, ranks * candidates, 2 * m->index_top_k, err));

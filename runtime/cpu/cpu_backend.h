@@ -104,6 +104,7 @@ typedef struct mm_cpu_groups {
   mm_cpu_ranks stage, own; /* of the stage, and of the rank's group in it */
   const mm_batch *batch;   /* the rows of its group in this step, */
   uint32_t first;          /* and where they lie among those of all */
+  mm_cpu_index_split index_split;
 } mm_cpu_groups;
 
 /* Of the step's outputs. */
@@ -133,9 +134,8 @@ struct mm_backend {
   float *sums;         /* [max_tokens, 2]: sums of squares */
   mm_cpu_moe moe;
   mm_cpu_mlp_buffers mlp;
-  uint32_t *block;  /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
-  uint32_t *blocks; /* [max_tokens, index_heads]: how many */
-  mm_cpu_index_split index_split;
+  uint32_t *block;      /* [max_tokens, index_heads, index_top_k]: blocks that the last select chose, ascending */
+  uint32_t *blocks;     /* [max_tokens, index_heads]: how many */
   mm_cpu_swiglu swiglu; /* of the model */
   float *amax;          /* [max_tokens·top_k, amaxes of the widest row], or scales; this and the next under act_quant only */
   float *rounded;       /* [max_tokens, widest input] */

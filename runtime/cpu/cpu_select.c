@@ -124,11 +124,11 @@ static bool scan_part(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const uint32_t row = (uint32_t)(item / m->index_heads), head = (uint32_t)(item % m->index_heads), each = b->index_heads;
   const uint32_t owners = b->ranks.count * each / m->index_heads;
   const mm_span *s = span_of(b->batch, row);
-  mm_cpu_candidate *to = b->index_split.own + item * m->index_top_k;
+  mm_cpu_candidate *to = b->groups.index_split.own + item * m->index_top_k;
   best x = {0};
   if (is_split(b, s, row)) {
     const size_t rank = (size_t)head / each * owners;
-    const float *q = b->index_split.q + ((rank * b->batch->tokens + row) * each + head % each) * m->index_dim;
+    const float *q = b->groups.index_split.q + ((rank * b->batch->tokens + row) * each + head % each) * m->index_dim;
     find_best(&x, j, s, q, reach_of(m, s->pos + (row - s->first)), b->ranks.rank, b->ranks.count);
   }
   for (uint32_t i = 0; i < m->index_top_k; i++)
@@ -153,7 +153,7 @@ static bool merge_parts(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_cpu_candidate list[MM_MAX_BLOCKS];
   best x = {0};
   for (size_t k = 0; k < b->ranks.count; k++) {
-    const mm_cpu_candidate *from = b->index_split.all + ((k * b->batch->tokens + row) * m->index_heads + head) * m->index_top_k;
+    const mm_cpu_candidate *from = b->groups.index_split.all + ((k * b->batch->tokens + row) * m->index_heads + head) * m->index_top_k;
     for (uint32_t i = 0; i < most && from[i].block < r.others; i++) {
       if (x.count == most && !is_better(from[i], list[most - 1])) break;
       uint32_t at = x.count < most ? x.count++ : most - 1;
@@ -170,7 +170,7 @@ static bool merge_parts(void *ctx, size_t item, unsigned worker, mm_err *err) {
 static void select_split(selection *j, uint64_t work) {
   mm_backend *b = j->b;
   const mm_model *m = b->c.model;
-  const mm_cpu_index_split *x = &b->index_split;
+  const mm_cpu_index_split *x = &b->groups.index_split;
   const size_t tokens = b->batch->tokens, candidates = tokens * m->index_heads * m->index_top_k;
   bool here = mm_comm_all_gather(b->ranks.comm, b->ranks.rank, j->q.data, x->q, tokens * j->q.width * sizeof *x->q);
   if (here) mm_cpu_each(b, tokens * m->index_heads, work, scan_part, j);
@@ -211,7 +211,7 @@ void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_p
         memcpy(key, x, m->index_dim * sizeof *x);
     }
     if (s->slot >= 0) seen += (uint64_t)s->count * (s->pos + s->count);
-    split = split || (b->index_split.q && s->count && is_split(b, s, s->first + s->count - 1));
+    split = split || (b->groups.index_split.q && s->count && is_split(b, s, s->first + s->count - 1));
   }
   if (split)
     select_split(&j, seen * b->index_heads * m->index_dim);

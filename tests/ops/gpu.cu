@@ -359,6 +359,7 @@ static const subject kSubjects[] = {
     {"products", NULL, bench_products},
     {"attention", test_attention, bench_attention},
     {"blocks", test_block_attention, NULL},
+    {"scan", test_index_split, NULL},
     {"lightning", test_lightning, bench_lightning},
     {"rows", test_rows, bench_rows},
     {"choice", test_choice, bench_choice},

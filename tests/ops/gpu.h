@@ -168,6 +168,7 @@ void test_widened();
 void test_mx();
 void test_attention();
 void test_block_attention();
+void test_index_split();
 void test_extended();
 void test_lightning();
 void test_rows();

@@ -16,10 +16,10 @@
  * are among the largest of each rank's, so that the lists are those of select_blocks. Which rows are split depends on their positions,
  * which the device knows: a recorded step has both.
  *
- * select_blocks. Grid (rows, index heads), 128 threads. In each of top_k - local turns the best that is left,
- * by the key (score, lower block first), is found by all threads; whose it was then looks for its next. The
- * result is put in ascending order, the row's last blocks behind. Shared memory: the blocks found.
- * Deterministic; no atomics.
+ * select_blocks. Grid (rows, index heads), 256 threads, 1,024 where there may be many blocks. The top_k - local blocks with the largest
+ * keys (score, lower block first) are those not below the least of them, whose bits are found from the highest on by counting; up to 46
+ * turns. The result is put in ascending order, the row's last blocks behind. Shared memory: the blocks found. The order in which blocks
+ * are found does not matter: deterministic.
  *
  * Scratch: scores of MM_CU_SCORE_ROWS rows, so that a step of more rows takes more launches; their number
  * follows from the batch's shape.
@@ -33,8 +33,10 @@
 
 namespace {
 
-constexpr uint32_t kWarps = 4, kThreads = kWarps * 32, kKeys = 16, kNone = 0;
-constexpr uint32_t kWide = 4; /* times eight columns, of rows of tiles */
+constexpr uint32_t kWarps = 4, kThreads = kWarps * 32, kKeys = 16;
+constexpr unsigned long long kNone = 0;                         /* no key */
+constexpr uint32_t kFew = 256, kMany = 1024, kFewBlocks = 2048; /* threads that select, and blocks up to which the first do */
+constexpr uint32_t kWide = 4;                                   /* times eight columns, of rows of tiles */
 
 /* Rows [first, first + count) of the step, of one sequence; the first at position pos, and at `place` of
  * the scores. */
@@ -273,38 +275,52 @@ __device__ __forceinline__ unsigned long long key_of(float score, uint32_t block
   return (unsigned long long)ordered << 32 | (0xffffffffu - block);
 }
 
-__device__ __forceinline__ unsigned long long warp_most(unsigned long long v) {
-  const uint32_t high = __reduce_max_sync(0xffffffffu, (uint32_t)(v >> 32));
-  const uint32_t low = __reduce_max_sync(0xffffffffu, (uint32_t)(v >> 32) == high ? (uint32_t)v : 0);
-  return (unsigned long long)high << 32 | low;
-}
-
 __device__ __forceinline__ uint32_t block_of(unsigned long long key) { return 0xffffffffu - (uint32_t)key; }
 
-/* By all threads: found[wanted], the largest keys of the blocks first, first + step, … below others, of which each has a score; kNone
- * where there are no more. */
+/* By all of kT threads: found[wanted], the largest keys of the blocks first, first + step, … below others, of which each has a score, in no
+ * order; kNone for those that there are too few blocks for. The least of them is found bit by bit: a bit is set if so many keys, or more,
+ * are as large. Keys are all different, and their numbers of blocks differ in few bits. */
+template <uint32_t kT>
 __device__ __forceinline__ void find_best(unsigned long long *found, const float *score, uint32_t first, uint32_t step, uint32_t others,
                                           uint32_t wanted) {
-  __shared__ unsigned long long best_of[2][kWarps];
-  const uint32_t me = threadIdx.x;
-  const auto best_below = [&](unsigned long long limit) { /* of this thread's blocks */
-                                                          unsigned long long best = kNone;
-                                                          for (uint32_t i = me; i * step + first < others; i += kThreads) {
-                                                            const unsigned long long key = key_of(score[i], i * step + first);
-                                                            if (key < limit && key > best) best = key;
-                                                          }
-                                                          return best;
-  };
-  unsigned long long mine = best_below(~0ull);
-  for (uint32_t i = 0; i < wanted; i++) {
-    unsigned long long best = warp_most(mine);
-    if (me % 32 == 0) best_of[i % 2][me / 32] = best;
-    __syncthreads();
+  constexpr uint32_t kEach = 8; /* keys of a thread in registers; others are made again in each turn */
+  __shared__ uint32_t larger[2][kT / 32], placed;
+  const uint32_t me = threadIdx.x, n = first < others ? (others - first + step - 1) / step : 0;
+  const auto key_at = [&](uint32_t i) { return i < n ? key_of(score[i], i * step + first) : kNone; };
+  unsigned long long mine[kEach];
 #pragma unroll
-    for (uint32_t w = 0; w < kWarps; w++) best = max(best, best_of[i % 2][w]);
-    if (me == 0) found[i] = best;
-    if (mine == best) mine = best_below(best);
+  for (uint32_t k = 0; k < kEach; k++) mine[k] = key_at(me + k * kT);
+  if (me == 0) placed = 0;
+  unsigned long long least = 1;
+  const int low = 32 - __clz((int)others);
+  int bit = n > wanted ? 63 : -1;
+  if (bit == 63) least = 0;
+  for (uint32_t turn = 0; bit >= 0; turn ^= 1) {
+    const unsigned long long next = least | 1ull << bit;
+    uint32_t count = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < kEach; k++) count += mine[k] >= next;
+    for (uint32_t i = me + kEach * kT; i < n; i += kT) count += key_at(i) >= next;
+    count = __reduce_add_sync(0xffffffffu, count);
+    if (me % 32 == 0) larger[turn][me / 32] = count;
+    __syncthreads();
+    count = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kT / 32; w++) count += larger[turn][w];
+    if (count >= wanted) least = next;
+    if (count == wanted) break;
+    if (bit == 32) least |= 0xffffffffu >> low << low, bit = low;
+    bit--;
   }
+  __syncthreads();
+  const auto take = [&](unsigned long long key) {
+    if (key >= least) found[atomicAdd(&placed, 1)] = key;
+  };
+#pragma unroll
+  for (uint32_t k = 0; k < kEach; k++) take(mine[k]);
+  for (uint32_t i = me + kEach * kT; i < n; i += kT) take(key_at(i));
+  __syncthreads();
+  for (uint32_t i = placed + me; i < wanted; i += kT) found[i] = kNone;
   __syncthreads();
 }
 
@@ -322,6 +338,7 @@ __device__ __forceinline__ void put_list(uint32_t *to, const unsigned long long 
 }
 
 /* The blocks of one of this rank's heads, by scores of all blocks. */
+template <uint32_t kT>
 __device__ __forceinline__ void select_row(const mm_cu_select &a, const lot &row, const float *score, uint32_t head) {
   __shared__ unsigned long long found[MM_MAX_BLOCKS];
   if (row.count == 0) return;
@@ -332,15 +349,15 @@ __device__ __forceinline__ void select_row(const mm_cu_select &a, const lot &row
   }
   const block_split s(a, row.pos);
   if (threadIdx.x == 0) a.count[at] = s.count;
-  if (s.count > s.forced) find_best(found, score, 0, 1, s.others, s.count - s.forced);
+  if (s.count > s.forced) find_best<kT>(found, score, 0, 1, s.others, s.count - s.forced);
   put_list(a.block + at * a.top_k, found, s);
 }
 
-template <class Lots>
-__global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
+template <uint32_t kT, class Lots>
+__global__ void __launch_bounds__(kT) select_blocks(const __grid_constant__ mm_cu_select a, const __grid_constant__ Lots lots) {
   const lot row = lots.row(blockIdx.x);
   grid_wait_and_launch_next();
-  select_row(a, row, lots.scores(a, row, 0, blockIdx.y), blockIdx.y);
+  select_row<kT>(a, row, lots.scores(a, row, 0, blockIdx.y), blockIdx.y);
 }
 
 /* ---- a scan that is split over ranks ---- */
@@ -373,7 +390,8 @@ __global__ void __launch_bounds__(kThreads) share_queries(const __grid_constant_
 
 /* As select_blocks, grid (rows, heads of all ranks): the best of this rank's blocks go to the ranks that have the head, which merge those
  * of all ranks: the wanted largest of so many from each. */
-__global__ void __launch_bounds__(kThreads) select_split(const __grid_constant__ mm_cu_select a, const __grid_constant__ split_rows rows) {
+template <uint32_t kT>
+__global__ void __launch_bounds__(kT) select_split(const __grid_constant__ mm_cu_select a, const __grid_constant__ split_rows rows) {
   __shared__ unsigned long long found[MM_MAX_BLOCKS], all[MM_CU_PEERS * MM_MAX_BLOCKS];
   const peer_view &c = rows.c;
   peer_begin(c);
@@ -382,29 +400,29 @@ __global__ void __launch_bounds__(kThreads) select_split(const __grid_constant__
   const lot row = rows.row(blockIdx.x);
   const float *const score = rows.scores(a, row, 0, head);
   if (!rows.splits(a, row)) {
-    if (head < a.heads) select_row(a, row, score, head);
+    if (head < a.heads) select_row<kT>(a, row, score, head);
     if (any) peer_end(c, epoch);
     return;
   }
   const block_split s(a, row.pos);
   const uint32_t wanted = s.count - s.forced, owner = head / a.heads * rows.owners, local = head % a.heads;
   const uint32_t place = (row.place * a.heads + local) * MM_MAX_BLOCKS;
-  find_best(found, score, c.rank, c.ranks, s.others, wanted);
-  for (uint32_t i = me; i < rows.owners * wanted; i += kThreads) {
+  find_best<kT>(found, score, c.rank, c.ranks, s.others, wanted);
+  for (uint32_t i = me; i < rows.owners * wanted; i += kT) {
     const uint32_t to = owner + i / wanted, k = i % wanted;
     const unsigned long long key = found[k];
     if (to != c.rank) put_word(c.word(to, parity, c.rank) + place + k, make_uint4((uint32_t)key, flag, (uint32_t)(key >> 32), flag));
   }
   if (c.rank >= owner && c.rank < owner + rows.owners) {
     peer_timeout p(c);
-    for (uint32_t i = me; i < c.ranks * wanted; i += kThreads) {
+    for (uint32_t i = me; i < c.ranks * wanted; i += kT) {
       const uint32_t r = i / wanted, k = i % wanted;
       const uint2 w =
           r == c.rank ? make_uint2((uint32_t)found[k], (uint32_t)(found[k] >> 32)) : p.word(c.word(c.rank, parity, r) + place + k, flag, r);
       all[i] = (unsigned long long)w.y << 32 | w.x;
     }
     __syncthreads();
-    for (uint32_t i = me; i < c.ranks * wanted; i += kThreads) {
+    for (uint32_t i = me; i < c.ranks * wanted; i += kT) {
       uint32_t larger = 0;
       for (uint32_t k = 0; k < c.ranks * wanted; k++) larger += all[k] > all[i];
       if (all[i] != kNone && larger < wanted) found[larger] = all[i];
@@ -441,10 +459,17 @@ cudaError_t score(const mm_cu_select &a, const Lots &lots, uint32_t count, cudaS
   return launch(a.key_scale ? e4m3_scores : bf16_scores, grid, kThreads, 0, s, a, lots);
 }
 
+template <class Lots>
+cudaError_t select(const mm_cu_select &a, const Lots &lots, uint32_t rows, cudaStream_t s) {
+  const dim3 grid(rows, a.heads);
+  return a.most <= kFewBlocks ? launch(select_blocks<kFew, Lots>, grid, kFew, 0, s, a, lots)
+                              : launch(select_blocks<kMany, Lots>, grid, kMany, 0, s, a, lots);
+}
+
 template <uint32_t kColumns, class Lots>
 cudaError_t run(const mm_cu_select &a, const Lots &lots, uint32_t count, uint32_t rows, cudaStream_t s) {
   const cudaError_t e = score<kColumns>(a, lots, count, s);
-  return e != cudaSuccess ? e : launch(select_blocks<Lots>, dim3(rows, a.heads), kThreads, 0, s, a, lots);
+  return e != cudaSuccess ? e : select(a, lots, rows, s);
 }
 
 /* Where a split scan has its numbers: scores in the first half of the scratch, queries of all heads in the second. False where they have
@@ -471,7 +496,10 @@ cudaError_t mm_cu_select_rows(const mm_cu_select &a, const mm_cu_rows &r, uint32
   if (split_of(&split, a, r, tokens)) {
     const cudaError_t shared = launch(share_queries, tokens, kThreads, 0, s, a, split);
     const cudaError_t scored = shared != cudaSuccess ? shared : score<1>(a, split, tokens, s);
-    return scored != cudaSuccess ? scored : launch(select_split, dim3(tokens, a.split.heads), kThreads, 0, s, a, split);
+    const dim3 grid(tokens, a.split.heads);
+    if (scored != cudaSuccess) return scored;
+    return split.pitch <= kFewBlocks ? launch(select_split<kFew>, grid, kFew, 0, s, a, split)
+                                     : launch(select_split<kMany>, grid, kMany, 0, s, a, split);
   }
   cudaError_t e = cudaSuccess;
   for (uint32_t i = 0; e == cudaSuccess && i < tokens; i += MM_CU_SCORE_ROWS) {
@@ -492,7 +520,7 @@ cudaError_t mm_cu_select_tiles(const mm_cu_select &a, const mm_cu_tiles &t, cuda
       continue;
     }
     e = mm_cu_tile_scores(a, t, i, tiles, s);
-    if (e == cudaSuccess) e = launch(select_blocks<tile_rows>, dim3(tiles * MM_CU_TILE, a.heads), kThreads, 0, s, a, tile_rows{{}, t, i});
+    if (e == cudaSuccess) e = select(a, tile_rows{{}, t, i}, tiles * MM_CU_TILE, s);
   }
   return e;
 }
