@@ -64,12 +64,12 @@ struct arena {
   char *at;
   template <class T>
   T *put(const std::vector<T> &v) {
-    T *const to = room<T>(v.size());
+    T *const to = array<T>(v.size());
     CUDA_OK(cudaMemcpy(to, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
     return to;
   }
   template <class T>
-  T *room(size_t n) {
+  T *array(size_t n) {
     char *const to = at;
     at += (n * sizeof(T) + 511) / 512 * 512;
     return reinterpret_cast<T *>(to);
@@ -100,8 +100,8 @@ struct trial {
     if (c.fp8) a.key_scale = to.put(v.scale);
     a.table = to.put(v.table), a.pages_per_slot = v.per_slot, a.most = v.most;
     a.heads = heads, a.dim = c.d, a.size = c.size, a.top_k = c.top_k, a.local = c.local;
-    a.score = to.room<float>(mm_cu_score_floats(heads, v.most));
-    a.block = to.room<uint32_t>(n), a.count = a.block + (size_t)rows * heads * c.top_k;
+    a.score = to.array<float>(mm_cu_score_floats(heads, v.most));
+    a.block = to.array<uint32_t>(n), a.count = a.block + (size_t)rows * heads * c.top_k;
     pos = to.put(v.pos), r = {to.put(v.slot), pos};
     if (to.at > m->x + kMost) abort();
   }
