@@ -526,12 +526,14 @@ four_part() {
   [ "$devices" -gt 1 ] && list=0,0,1,1 || list=0,0,0,0
   (
     export CUDA_MODULE_LOADING=EAGER DEVICE=cuda DEVICES=$list BUILD="$build"
-    MM_GPU_MODELS=$four/models timeout 60 "$gpu" test draft
-    ended=$?
     TMPDIR=$four/draft timeout 60 python3 tests/cli/convert_draft.py 4 >"$four/draft.txt" 2>&1 && status=ok || status=FAIL
     row $status "four: servers that propose by a draft: $(tail -n 1 "$four/draft.txt")"
-    TMPDIR=$four/lookup timeout 120 python3 tests/fault/serve_sequences.py "${FOUR:-96}" 7 4 >"$four/lookup.txt" 2>&1 && status=ok || status=FAIL
-    row $status "four: random requests to servers with proposals and without: $(tail -n 1 "$four/lookup.txt")"
+    for kind in dflash lookup eagle3 lookup-m1; do
+      TMPDIR=$four/lookup timeout 60 python3 tests/fault/serve_sequences.py "${FOUR:-24}" 7 4 $kind >"$four/$kind.txt" 2>&1 && status=ok || status=FAIL
+      row $status "four: random requests to servers with proposals by $kind and without: $(tail -n 1 "$four/$kind.txt")"
+    done
+    MM_GPU_MODELS=$four/models timeout 60 "$gpu" test draft
+    ended=$?
     exit $ended
   )
 }
@@ -594,7 +596,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; four) echo 180 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; four) echo 300 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac

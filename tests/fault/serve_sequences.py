@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""serve_sequences.py [REQUESTS] [SEED] [RANKS]: random requests to a server that has too little of everything, beside one that has time.
+"""serve_sequences.py [REQUESTS] [SEED] [RANKS [KIND]]: random requests to a server that has too little of everything, beside one that has time.
 
 Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, also in host memory and on disk, drafts by
 lookup or by a packed draft, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time and keeps
@@ -7,7 +7,8 @@ nothing. Some requests go on where an earlier reply ended. Requests of every API
 come in bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the
 middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
 calls, reasons and logprobs of every request are those of the second server, whatever ran beside; nothing is left behind; and both servers end
-well. RANKS: every model is cut for so many ranks and the first server has proposals of each kind, by lookup, DFlash and EAGLE-3."""
+well. RANKS: every model is cut for so many ranks and the first server has proposals of each kind, by lookup, DFlash and EAGLE-3; KIND: of this one
+alone (dflash, lookup, eagle3; lookup-m1: of tiny-m1)."""
 import collections
 import http.client
 import json
@@ -30,6 +31,7 @@ from serve_client import BIN, Server, convert
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 24
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 7
 RANKS = sys.argv[3] if len(sys.argv) > 3 else None
+KIND = sys.argv[4] if len(sys.argv) > 4 else None
 figures = collections.Counter()
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy", None]}, "c": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
           "required": ["a", "b"], "additionalProperties": False}
@@ -397,7 +399,8 @@ def models():
     if not os.path.exists(chain):
         save(chain, EAGLE, eagle_weights([i // 2 for i in range(DRAFT_VOCAB)]))
     cut = ["--tp", RANKS]
-    return [(*m2, cut), (*m1, cut), (*m2, cut + flash), (*m2, [*cut, "--draft", chain])]
+    kinds = {"dflash": (*m2, cut + flash), "lookup": (*m2, cut), "eagle3": (*m2, [*cut, "--draft", chain]), "lookup-m1": (*m1, cut)}
+    return [kinds[KIND]] if KIND else list(kinds.values())
 
 
 MODELS = models()
