@@ -227,6 +227,26 @@ static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *e
   return ok;
 }
 
+/* Plans `made` from its source again: from that alone, or, where that is what it was made from, from a packed checkpoint of it. */
+static bool plan_unsharded(mm_plan *plan, mm_hf *hf, mm_plan_options *o, const mm_made *made, mm_err *err) {
+  mm_plan_options po = *o;
+  mm_plan packed = {0}, from = {0};
+  mm_err reason = {0};
+  bool from_packed = false, ok = mm_plan_build(plan, hf, o, err);
+  po.layout = &mm_layout_packed, po.target_format = NULL;
+  if (ok && !hf->manifest && mm_plan_build(&packed, hf, &po, &reason)) {
+    o->packed = &packed;
+    ok = mm_plan_build(&from, hf, o, err) && mm_exact_from_packed(plan, &from, made, &from_packed, err);
+  }
+  if (from_packed) {
+    mm_plan_close(plan);
+    *plan = from, from = (mm_plan){0};
+  }
+  mm_plan_close(&packed);
+  mm_plan_close(&from);
+  return ok;
+}
+
 static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
   mm_hf hf = {0}, made = {0};
   mm_plan plan = {0};
@@ -246,7 +266,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = self.text, .plan = laid.text, .unscaled = true};
   bool ok = mm_manifest_hex(p, &self, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_exact_words(&plan, p, err) && mm_exact_inputs(&plan, &made, err) &&
+            plan_unsharded(&plan, &hf, &po, &(mm_made){&made, p}, err) && mm_exact_words(&plan, p, err) &&
             mm_exact_texts(&plan, &made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
             mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &(mm_made){&made, p}, (unsigned)a->threads, &r.row, &r.count, err);

@@ -26,6 +26,7 @@ typedef struct mm_plan_options {
   const mm_act_scales *act_scales; /* gives static scales of activations; NULL: none */
   const char *load;                /* places experts by this load file; NULL: they stay in order of their ids */
   const mm_pack *placed;           /* places experts as this manifest does; NULL: as `load` says */
+  const struct mm_plan *packed;    /* unsharded: tensors take the schemes, grids and static scales of this packed plan; NULL: their own */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
   bool made;                       /* planned again to look at what was made: the two files of its recipe are not at hand */
 } mm_plan_options;
@@ -171,8 +172,6 @@ static inline const mm_place *mm_plan_place(const mm_plan *p, const mm_plan_tens
 /* Builds the plan or refuses: infeasible tp (MM_UNSUPPORTED E_TP, naming the dimension and the sizes that would do), missing or
  * unknown tensors, mixed encodings. Borrows hf until close. */
 MM_MUST_USE bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err);
-/* Unsharded: all experts of a layer take the largest static scale of their inputs, as in a packed checkpoint. */
-void mm_plan_join_inputs(mm_plan *p);
 void mm_plan_close(mm_plan *p);
 
 /* --- between the files of the plan --- */

@@ -77,6 +77,18 @@ static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, s
   return true;
 }
 
+/* Unsharded: what the packed tensor has, which is one for all experts of a layer. */
+static void take_packed(const mm_planner *b, mm_plan_tensor *pt, mm_pack_tensor *t) {
+  const mm_plan *packed = b->o->packed;
+  for (size_t i = 0; packed && i < packed->pack.tensor_count; i++) {
+    if (strcmp(packed->pack.tensor[i].name, t->name) != 0) continue;
+    pt->scheme = packed->tensor[i].scheme;
+    pt->grid = packed->tensor[i].grid;
+    t->input_scale = packed->pack.tensor[i].input_scale;
+    return;
+  }
+}
+
 /* Importance for the matrices whose scales are searched; first is the expert of the first. */
 static bool weigh(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, uint32_t first, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
@@ -138,7 +150,7 @@ static bool same_inputs(const mm_plan_tensor *a, const mm_plan_tensor *b) { retu
 
 static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
-  if (!mm_act_formats[pt->scheme->act].fixed) return true;
+  if (!mm_act_formats[pt->scheme->act].fixed || b->o->packed) return true;
   if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
   c->scaled++;
   for (const mm_plan_tensor *x = pt; x > b->p->tensor && same_inputs(x - 1, pt); x--)
@@ -149,25 +161,21 @@ static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor
   return mm_act_scales_find(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts, pt->scheme, &c->unreached, b->err);
 }
 
-/* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme; with `all`, every
- * expert does. */
-static void share_input_scales(mm_plan *p, bool all) {
+/* Unsharded: experts that calibration never reached take the largest scale of their layer's others of the same scheme. */
+static void share_input_scales(mm_plan *p) {
   for (size_t i = 0, end; i < p->pack.tensor_count; i = end) {
     for (end = i + 1; end < p->pack.tensor_count && same_inputs(&p->tensor[end], &p->tensor[i]);) end++;
     for (size_t j = i; j < end; j++) {
       const mm_scheme *s = p->tensor[j].scheme;
       float most = 0;
-      const bool reached = p->pack.tensor[j].input_scale > 0;
-      if (!mm_act_formats[s->act].fixed || (reached && !all)) continue;
+      if (!mm_act_formats[s->act].fixed || p->pack.tensor[j].input_scale > 0) continue;
       for (size_t k = i; k < end; k++)
         if (p->tensor[k].scheme == s) most = fmaxf(most, p->pack.tensor[k].input_scale);
       p->pack.tensor[j].input_scale = most;
-      p->calibrated.unreached += most > 0 && !reached;
+      p->calibrated.unreached += most > 0;
     }
   }
 }
-
-void mm_plan_join_inputs(mm_plan *p) { share_input_scales(p, true); }
 
 /* A calibration file that changes nothing is a mistake of the user's, and refused. */
 static bool calibration_used(const mm_planner *b) {
@@ -287,6 +295,7 @@ static bool add_tensor(mm_planner *b, const mm_rule *const *rules, unsigned piec
   p->pack.tensor_count++;
   if (!choose(b, pt, t, (size_t)leads * pieces) || !mm_plan_global_scales(p, &b->source, pt, t, (size_t)leads * pieces, b->err))
     return false;
+  take_packed(b, pt, t);
   t->scheme = pt->scheme->name;
   if (!weigh(b, pt, t, expert, (size_t)leads * pieces) || !feed_back(b, pt, t, expert, (size_t)leads * pieces) ||
       !scale_inputs(b, pt, t, (size_t)leads * pieces))
@@ -408,7 +417,7 @@ static bool add_tensors(mm_planner *b) {
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) {
     if (!pass_tensors(b)) return false;
-    share_input_scales(b->p, false);
+    share_input_scales(b->p);
     return (b->o->made || b->o->allow_unmatched || mm_recipe_all_hit(&b->p->recipe, b->err)) && calibration_used(b);
   }
   return fail_missing(b);

@@ -32,12 +32,12 @@ static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p
   return ok;
 }
 
-/* A text of the plan among the files, byte for byte. */
-static bool same_text(const mm_pack *p, const mm_plan_text *t, mm_err *err) {
+/* True if a text of the plan is among the files, byte for byte. */
+static bool same_text(const mm_pack *p, const mm_plan_text *t) {
   const mm_digest d = mm_sha256(t->text, strlen(t->text));
   for (size_t i = 0; i < p->file_count; i++)
     if (strcmp(p->file[i].name, t->name) == 0 && mm_digest_equal(&p->file[i].sha256, &d)) return true;
-  return another(p, t->name, "found another file than this version writes for this source", err);
+  return false;
 }
 
 bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {
@@ -56,49 +56,71 @@ bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm
     const mm_plan_text *t = &plan->text[i];
     if (strcmp(t->name, MM_CARD) == 0) continue;
     own_file = own_file || mm_target_format_file(t->name);
-    if (strcmp(plan->pack.tool, p->tool) == 0 && !same_text(p, t, err)) return false;
+    if (strcmp(plan->pack.tool, p->tool) == 0 && !same_text(p, t))
+      return another(p, t->name, "found another file than this version writes for this source", err);
   }
   for (size_t i = 0; !own_file && i < p->file_count; i++)
     if (mm_target_format_file(p->file[i].name)) return another(p, p->file[i].name, "found a file that no conversion writes", err);
   return true;
 }
 
-/* ---- static scales of activations ---- */
+/* ---- made from the source, or from a packed checkpoint of it ---- */
 
-/* Sets *equal: tensor i of the plan has, in its first piece, the stored scale of its inputs. */
-static bool has_input_scale(const mm_plan *plan, const mm_hf *made, uint32_t i, bool *equal, mm_err *err) {
-  mm_arena names = {0};
+static const mm_hf_tensor *find_original(const mm_hf *made, const char *name) {
+  for (size_t i = 0; i < made->tensor_count; i++)
+    if (strcmp(made->tensor[i].original, name) == 0) return &made->tensor[i];
+  return NULL;
+}
+
+/* Sets *equal: t is the static scale of the inputs of tensor i, as the plan's target format stores it. */
+static bool has_input_scale(const mm_plan *plan, const mm_hf *made, const mm_hf_tensor *t, uint32_t i, bool *equal, mm_err *err) {
   const float scale = plan->pack.tensor[i].input_scale, expected = plan->tensor[i].naming->reciprocal ? 1 / scale : scale;
-  const char *name = plan->layout->name(plan, i, 0, plan->tensor[i].scheme->plane_count, &names, err);
   float found = 0;
-  bool ok = name != NULL;
-  for (size_t j = 0; ok && j < made->tensor_count; j++) {
-    const mm_hf_tensor *t = &made->tensor[j];
-    if (strcmp(t->original, name) != 0 || t->bytes != sizeof found) continue;
-    mm_hf_reader reader;
-    mm_hf_reader_open(&reader, made);
-    ok = mm_hf_read(&reader, t, 0, &found, sizeof found, err);
-    mm_hf_reader_close(&reader);
-    break;
-  }
-  mm_arena_close(&names);
+  mm_hf_reader reader;
+  mm_hf_reader_open(&reader, made);
+  const bool ok = t->bytes != sizeof found || mm_hf_read(&reader, t, 0, &found, sizeof found, err);
+  mm_hf_reader_close(&reader);
   *equal = found == expected;
   return ok;
 }
 
-bool mm_exact_inputs(mm_plan *plan, const mm_hf *made, mm_err *err) {
-  const size_t n = plan->pack.tensor_count;
-  float *own = mm_calloc(n + 1, sizeof *own, err);
-  if (!own) return false;
-  for (size_t i = 0; i < n; i++) own[i] = plan->pack.tensor[i].input_scale;
-  mm_plan_join_inputs(plan);
-  size_t first = 0;
-  while (first < n && plan->pack.tensor[first].input_scale == own[first]) first++;
-  bool joint = false;
-  const bool ok = first == n || !plan->tensor[first].naming || has_input_scale(plan, made, (uint32_t)first, &joint, err);
-  for (size_t i = 0; !joint && i < n; i++) plan->pack.tensor[i].input_scale = own[i];
-  free(own);
+/* Sets *fits: the first piece of tensor i has the names, types and shapes of the plan, and its static scale of inputs. */
+static bool fits_plan(const mm_plan *plan, const mm_hf *made, uint32_t i, bool *fits, mm_err *err) {
+  mm_arena names = {0};
+  const mm_pack_tensor *t = &plan->pack.tensor[i];
+  bool ok = true;
+  *fits = true;
+  for (unsigned k = 0; ok && *fits && k < t->plane_count; k++) {
+    const char *name = plan->layout->name(plan, i, 0, k, &names, err);
+    const mm_hf_tensor *x = name ? find_original(made, name) : NULL;
+    const mm_shape shape = plan->layout->shape(plan, i, 0, k);
+    ok = name != NULL;
+    *fits = x && x->dtype == t->plane[k].dtype && mm_shape_equal(&x->shape, &shape);
+    if (*fits && plan->tensor[i].naming && t->input_scale > 0 && k == plan->tensor[i].scheme->plane_count)
+      ok = has_input_scale(plan, made, x, i, fits, err);
+  }
+  mm_arena_close(&names);
   return ok;
+}
+
+static bool differs(const mm_plan *a, const mm_plan *b, size_t i) {
+  const mm_plan_tensor *x = &a->tensor[i], *y = &b->tensor[i];
+  return x->scheme != y->scheme || x->grid.n != y->grid.n || x->grid.k != y->grid.k ||
+         a->pack.tensor[i].input_scale != b->pack.tensor[i].input_scale;
+}
+
+bool mm_exact_from_packed(const mm_plan *own, const mm_plan *packed, const mm_made *of, bool *from_packed, mm_err *err) {
+  const mm_hf *made = of->hf;
+  bool fits = true;
+  *from_packed = false;
+  for (size_t i = 0; i < MM_PLAN_TEXTS && own->text[i].name && packed->text[i].name; i++)
+    if (strcmp(own->text[i].name, MM_CARD) != 0 && strcmp(own->text[i].text, packed->text[i].text) != 0 &&
+        same_text(of->digests, &packed->text[i]))
+      *from_packed = true;
+  for (uint32_t i = 0; fits && !*from_packed && i < own->pack.tensor_count; i++)
+    if (differs(own, packed, i) && (!fits_plan(own, made, i, &fits, err) || (!fits && !fits_plan(packed, made, i, from_packed, err))))
+      return false;
+  return true;
 }
 
 /* ---- tensors ---- */

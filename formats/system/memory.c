@@ -66,3 +66,10 @@ uint64_t mm_memory_limit(void) {
   const uint64_t machine = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
   return mm_memory_limit_of(machine, "/proc/self/cgroup", "/sys/fs/cgroup");
 }
+
+mm_boot mm_boot_name(void) {
+  mm_boot boot = {{0}};
+  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+  if (f) mm_either_way(fgets(boot.name, sizeof boot.name, f) != NULL), fclose(f);
+  return boot;
+}

@@ -14,6 +14,11 @@ uint64_t mm_memory_limit(void);
 /* The same with other places: `groups` has the lines of /proc/self/cgroup (number:controllers:path), `root` the hierarchies of
  * /sys/fs/cgroup. A file that cannot be read sets no limit. */
 uint64_t mm_memory_limit_of(uint64_t machine, const char *groups, const char *root);
+/* The name of this boot of the machine, which all processes that share its memory have in common; all zero bytes where it has none. */
+typedef struct mm_boot {
+  char name[40];
+} mm_boot;
+mm_boot mm_boot_name(void);
 
 #ifdef __cplusplus
 }

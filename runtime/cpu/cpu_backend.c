@@ -1,6 +1,5 @@
 /* The CPU backend's life: its buffers, and the start and end of a step. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -326,11 +325,9 @@ static bool cpu_state_load(mm_backend *b, uint32_t slot, const void *state, mm_e
 /* All ranks of a machine share its memory, or what its control group may have; boots have names of their own. */
 static bool cpu_memory(const mm_backend_config *c, mm_memory_facts *out, mm_err *err) {
   (void)c, (void)err;
-  char boot[40] = "";
-  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-  if (f) mm_either_way(fgets(boot, sizeof boot, f) != NULL), fclose(f);
+  const mm_boot boot = mm_boot_name();
   out->total = out->free = mm_memory_limit();
-  out->device = mm_sha256(boot, sizeof boot);
+  out->device = mm_sha256(&boot, sizeof boot);
   return true;
 }
 

@@ -2,10 +2,10 @@
  * (mm_engine_announce), all do it, and they report and give what theirs made (mm_engine_hear). Slots, pages and sampling are the first
  * one's alone: a backend knows pages by the table that comes with a step. */
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/system/memory.h"
 #include "runtime/engine/engine_inside.h"
 
 enum { TAG = 0, BUILD_TEXT = 80 };
@@ -29,8 +29,8 @@ typedef struct shared_config {
 
 typedef struct process_report {
   mm_digest checkpoint;
-  char machine[40]; /* of this boot */
-  cpu_set_t cpus;   /* that threads are pinned to; none where they are not */
+  mm_boot machine; /* of this boot */
+  cpu_set_t cpus;  /* that threads are pinned to; none where they are not */
   mm_err err;
 } process_report;
 
@@ -61,8 +61,7 @@ static mm_digest digest_of(const mm_pack *p) {
 static void say_cpus(process_report *m) {
   CPU_ZERO(&m->cpus);
   if (sched_getaffinity(0, sizeof m->cpus, &m->cpus) != 0) CPU_ZERO(&m->cpus); /* opening the ranks says why */
-  FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-  if (f) mm_either_way(fgets(m->machine, sizeof m->machine, f) != NULL), fclose(f);
+  m->machine = mm_boot_name();
 }
 
 /* Processes of one machine that may run on the same CPUs would pin threads to the same ones. */
@@ -71,7 +70,7 @@ static void check_cpus(process_report *all, uint32_t n) {
     for (uint32_t q = 0; q < p; q++) {
       cpu_set_t both;
       CPU_AND(&both, &all[p].cpus, &all[q].cpus);
-      if (CPU_COUNT(&both) == 0 || memcmp(all[p].machine, all[q].machine, sizeof all[p].machine) != 0) continue;
+      if (CPU_COUNT(&both) == 0 || memcmp(&all[p].machine, &all[q].machine, sizeof all[p].machine) != 0) continue;
       mm_fail(&all[p].err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
               "processes %u and %u: found %d CPUs that both may run on; to pin threads each needs its own (mpirun --bind-to, --map-by)", q,
               p, CPU_COUNT(&both));

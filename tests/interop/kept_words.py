@@ -246,6 +246,29 @@ def check_groups_beside():
         assert np.abs(b).max() > 1 and np.abs(a - b).max() < 2e-4, np.abs(a - b).max()
 
 
+def check_groups_of_experts():
+    """Experts of one stack with groups of two sizes, or of which one has zero points, are stored alike in a packed checkpoint. What --layout hf
+    writes of it is proven against the packed checkpoint and against the first source."""
+    groups, one = ct_int(4, 128), "re:.*experts[.]0[.].*"
+    (first,) = groups["quantization_config"]["config_groups"].values()
+    groups["quantization_config"]["config_groups"] = {"group_0": {**first, "targets": [one], "weights": {**first["weights"], "group_size": 32}},
+                                                      "group_1": first}
+    rules = dict(bits=4, group_size=64, desc_act=False, sym=True)
+    cases = {"ct": (ct_packed(4, 128), ct_packed(4, 32), groups),
+             "gptq": (gptq(4, 64, 1), gptq(4, 32, 1), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"group_size": 32}}, **rules)),
+             "zeros": (gptq(4, 64, 1), gptq(4, 64, 1, False), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"sym": False}}, **rules))}
+    for name, (encode, of_one, config) in cases.items():
+        source = os.path.join(TMP, "experts-" + name)
+        MODEL.write(source, MODEL.encoded(encode, {".experts.0.": of_one})[0], config)
+        run("minimax-convert", source, "-o", source + "-8", "--tp", "8")
+        for made in source, source + "-8":
+            out = made + "-hf"
+            run("minimax-convert", made, "-o", out, "--layout", "hf")
+            for against in source, source + "-8":
+                if made != source or against == source:
+                    run("minimax-verify", out, "--source", against)
+
+
 def check_modules():
     """Each module's groups are of the size that its config says to a reader which takes the first rule that fits: of a lightning layer's
     qkv_proj too, which is what engines call the fused q_proj, k_proj and v_proj of other layers."""
@@ -307,6 +330,7 @@ if "awq" in names and "gptq_8bit" in names:
     check_two_sizes()
     check_mixed()
     check_groups_beside()
+    check_groups_of_experts()
     check_modules()
     check_refusals()
     late = CASES["gptq_v1_asym"]
