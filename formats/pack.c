@@ -28,6 +28,35 @@ bool mm_pack_set_order(mm_pack *p, mm_pack_tensor *t, const uint32_t *expert, bo
   return true;
 }
 
+bool mm_pack_same_sources(const mm_pack *a, const mm_pack *b) {
+  bool same = a->source_count == b->source_count;
+  for (size_t i = 0; same && i < a->source_count; i++)
+    same = strcmp(a->source[i].name, b->source[i].name) == 0 && a->source[i].size == b->source[i].size &&
+           mm_digest_equal(&a->source[i].sha256, &b->source[i].sha256);
+  return same;
+}
+
+bool mm_pack_same_places(const mm_pack *a, const mm_pack *b) {
+  for (size_t i = 0; i < a->tensor_count && i < b->tensor_count; i++) {
+    const mm_pack_tensor *x = &a->tensor[i], *y = &b->tensor[i];
+    if (strcmp(x->name, y->name) != 0 || x->whole_lead != y->whole_lead) return true;
+    for (uint32_t e = 0; e < x->whole_lead; e++)
+      if (mm_pack_index(x, e) != mm_pack_index(y, e)) return false;
+  }
+  return true;
+}
+
+bool mm_pack_same_sizes(const mm_pack *a, const mm_pack *b) {
+  bool same = true;
+  for (uint32_t w = 0; same && w < mm_pack_ranks(a); w++) {
+    const mm_rank_parts *x = &a->rank[w], *y = &b->rank[w];
+    const bool both = x->part_count > 0 && y->part_count > 0;
+    same = !both || x->part_count == y->part_count;
+    for (size_t i = 0; both && same && i < x->part_count; i++) same = x->part[i].size == y->part[i].size;
+  }
+  return same;
+}
+
 int32_t mm_pack_steps(const mm_pack_tensor *t, uint32_t expert, uint32_t piece) {
   for (size_t i = 0; i < t->step_count; i++)
     if (t->step[i].expert == expert && t->step[i].piece == piece) return t->step[i].steps;

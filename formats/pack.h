@@ -181,6 +181,12 @@ bool mm_pack_placed(const mm_pack *p);
 const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name);
 /* The steps of one matrix's global scale; 0 without an entry. */
 int32_t mm_pack_steps(const mm_pack_tensor *t, uint32_t expert, uint32_t piece);
+/* True if the two were made from files of the same names, sizes and headers. */
+bool mm_pack_same_sources(const mm_pack *a, const mm_pack *b);
+/* True if no rank that both have is in parts of other sizes. */
+bool mm_pack_same_sizes(const mm_pack *a, const mm_pack *b);
+/* True if experts lie alike, as far as the two have the same tensors. */
+bool mm_pack_same_places(const mm_pack *a, const mm_pack *b);
 /* True if the two have the same steps of global scales. */
 bool mm_pack_same_steps(const mm_pack_tensor *a, const mm_pack_tensor *b);
 /* MM_PACK_VERSION5 where a tensor has steps of global scales, else MM_PACK_VERSION4 where experts are placed or attention has groups of

@@ -7,6 +7,7 @@
 
 #include "convert/plan/card.h"
 #include "convert/plan/layout_hf.h"
+#include "convert/plan/target_format.h"
 #include "formats/system/file.h"
 #include "loader/archive/archive.h"
 #include "loader/verify.h"
@@ -20,13 +21,7 @@ static bool other(const char *dir, const char *option, mm_err *err) {
 static bool same_parts(const mm_plan *p, const mm_pack *found, const char *dir, mm_err *err) {
   for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++)
     if ((p->pack.rank[w].part_count > 0) != (found->rank[w].part_count > 0)) return other(dir, "--ranks", err);
-  for (uint32_t w = 0; w < mm_pack_ranks(&p->pack); w++) {
-    const mm_rank_parts *a = &p->pack.rank[w], *b = &found->rank[w];
-    bool same = a->part_count == b->part_count;
-    for (size_t i = 0; same && i < a->part_count; i++) same = a->part[i].size == b->part[i].size;
-    if (!same) return other(dir, "--part-size", err);
-  }
-  return true;
+  return mm_pack_same_sizes(&p->pack, found) || other(dir, "--part-size", err);
 }
 
 static bool check_companions(const mm_pack *p, mm_err *err) {
@@ -131,27 +126,49 @@ static const char *cut_text(const mm_pack *p, char out[128]) {
   return out;
 }
 
+bool mm_finished_has_text(const mm_pack *is, const mm_plan_text *t) {
+  const mm_pack_file *f = mm_pack_find_file(is, t->name);
+  const mm_digest d = mm_sha256(t->text, strlen(t->text));
+  return f && mm_digest_equal(&f->sha256, &d);
+}
+
+/* Of a finished output and a plan with the same cut and recipe, what differs. */
+static const char *what_differs(const mm_pack *is, const mm_plan *p) {
+  const mm_pack *own = &p->pack;
+  const char *key;
+  if (!mm_pack_same_sources(is, own)) return "source";
+  if (has_manifest(p) && !mm_model_same(&is->model, &own->model, &key)) return "config.json";
+  if (strcmp(is->tool, own->tool) != 0) return "version of this program";
+  if (!mm_pack_same_places(is, own)) return "--place";
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (strcmp(p->text[i].name, MM_CARD) != 0 && !mm_finished_has_text(is, &p->text[i])) return "config.json or version of this program";
+  return mm_pack_same_sizes(is, own) ? "version of this program" : "--part-size";
+}
+
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
-  static const char tail[] = "to find it done; --force replaces it",
-                    rest[] = "source, --place, --part-size, config.json or version of this program",
-                    rest_unsharded[] = "source, --quant, --part-size or version of this program";
+  static const char tail[] = "to find it done; --force replaces it";
   const mm_where at = mm_at(dir, NULL);
   const mm_pack *own = &p->pack;
+  const char *format = p->target_format ? mm_target_format_name(p->target_format) : "none";
   char found[128], expected[128];
   mm_pack is = {0};
   const bool packed = mm_pack_open(&is, dir, MM_IGNORED);
   if (packed != has_manifest(p))
     other(dir, "--layout", err);
+  else if (!packed && !mm_digests_open(&is, dir, MM_IGNORED))
+    other(dir, "version of this program", err);
   else if (packed && mm_digest_equal(&is.plan, &own->plan))
     other(dir, "--compress", err);
   else if (packed && !mm_pack_same_cut(&is, own))
     mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with %s, expected %s %s", cut_text(&is, found),
             cut_text(own, expected), tail);
-  else if (packed && strcmp(is.quant, own->quant) != 0)
+  else if (strcmp(is.quant, own->quant) != 0)
     mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with --quant \"%.300s\", expected \"%.300s\" %s", is.quant,
             own->quant, tail);
+  else if (!packed && strcmp(is.target_format, format) != 0)
+    mm_fail(err, MM_USAGE, "E_RESUME", at, "found a finished conversion with --dialect %s, expected %s %s", is.target_format, format, tail);
   else
-    other(dir, packed ? rest : rest_unsharded, err);
+    other(dir, what_differs(&is, p), err);
   mm_pack_close(&is);
   return false;
 }

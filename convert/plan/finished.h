@@ -14,5 +14,7 @@ MM_MUST_USE bool mm_finished_check(const mm_plan *p, const char *dir, bool archi
 /* Fails with MM_USAGE E_RESUME: the finished output in dir, which is not of this plan or archived where this one is not to be, or the other
  * way round, differs by the options that the line names. */
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err);
+/* True if a text of a plan is among the files of a finished output, byte for byte. */
+bool mm_finished_has_text(const mm_pack *is, const mm_plan_text *t);
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "convert/plan/card.h"
+#include "convert/plan/finished.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/plan/target_format.h"
 #include "convert/report/exact.h"
@@ -32,14 +33,6 @@ static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p
   return ok;
 }
 
-/* True if a text of the plan is among the files, byte for byte. */
-static bool same_text(const mm_pack *p, const mm_plan_text *t) {
-  const mm_digest d = mm_sha256(t->text, strlen(t->text));
-  for (size_t i = 0; i < p->file_count; i++)
-    if (strcmp(p->file[i].name, t->name) == 0 && mm_digest_equal(&p->file[i].sha256, &d)) return true;
-  return false;
-}
-
 bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {
   const bool named = plan->text[0].name != NULL;
   mm_digest digest;
@@ -56,7 +49,7 @@ bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm
     const mm_plan_text *t = &plan->text[i];
     if (strcmp(t->name, MM_CARD) == 0) continue;
     own_file = own_file || mm_target_format_file(t->name);
-    if (strcmp(plan->pack.tool, p->tool) == 0 && !same_text(p, t))
+    if (strcmp(plan->pack.tool, p->tool) == 0 && !mm_finished_has_text(p, t))
       return another(p, t->name, "found another file than this version writes for this source", err);
   }
   for (size_t i = 0; !own_file && i < p->file_count; i++)
@@ -115,7 +108,7 @@ bool mm_exact_from_packed(const mm_plan *own, const mm_plan *packed, const mm_ma
   *from_packed = false;
   for (size_t i = 0; i < MM_PLAN_TEXTS && own->text[i].name && packed->text[i].name; i++)
     if (strcmp(own->text[i].name, MM_CARD) != 0 && strcmp(own->text[i].text, packed->text[i].text) != 0 &&
-        same_text(of->digests, &packed->text[i]))
+        mm_finished_has_text(of->digests, &packed->text[i]))
       *from_packed = true;
   for (uint32_t i = 0; fits && !*from_packed && i < own->pack.tensor_count; i++)
     if (differs(own, packed, i) && (!fits_plan(own, made, i, &fits, err) || (!fits && !fits_plan(packed, made, i, from_packed, err))))

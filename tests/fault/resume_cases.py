@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Conversions continued by other options, from altered sources, with altered journals, beside other outputs, over damaged outputs: what is
 done is what an undisturbed run does, and what is refused is refused at the start, by name, with nothing lost."""
+import hashlib
 import json
 import os
 import shutil
@@ -241,6 +242,40 @@ def says_what_differs():
         cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--tp", "2", "--quant", "int8", "--resume")
 
 
+def finished_says_what_differs():
+    """The line that refuses a finished output names the one thing that differs: not a list of those that might."""
+    with Scratch() as root:
+        shutil.copytree(M2, root + "/src")
+        load = root + "/load.json"
+        with open(root + "/src/config.json", encoding="utf-8") as f:
+            config = json.load(f)
+        theta = dict(config, rope_theta=config["rope_theta"] + 1)
+        for how in (("--tp", "2", "--ep", "2"), ("--layout", "hf")):
+            out, command = root + "/out", (root + "/src", "-o", root + "/out", "--quant", "block_fp8", *how)
+            cf.ok(CONVERT, "-q", *command)
+            other = [("another --part-size;", command, ("--part-size", "1M"), config), ("another config.json", command, (), theta),
+                     ('--quant "block_fp8", expected "block_fp8; lm_head.weight=bf16"', command, ("--head", "bf16"), config),
+                     ("another source;", ("tests/data/tiny-m1", *command[1:]), (), config)]
+            if how[0] == "--layout":
+                other.append(("--dialect fp8, expected ct", command, ("--dialect", "ct"), config))
+            else:
+                with open(out + "/manifest.json", encoding="utf-8") as f:
+                    line = next(x for x in f if x.startswith('"model":'))[len('"model":'):-2]
+                model = json.loads(line)
+                rows = [[100 - 99 * (e >= model["experts"] // 2) for e in range(model["experts"])]] * model["layers"]
+                with open(load, "w", encoding="utf-8") as f:
+                    json.dump({"format": "minimax-expert-load", "version": 1, "model": hashlib.sha256(line.encode()).hexdigest(), "architecture": model["architecture"],
+                               "load": rows}, f)
+                other.append(("another --place;", command, ("--place", load), config))
+            for says, args, options, text in other:
+                with open(root + "/src/config.json", "w", encoding="utf-8") as f:
+                    json.dump(text, f)
+                refused(root, USAGE, "E_RESUME", "found a finished conversion with " + says, "--force", args=(*args, *options, "--resume"))
+            with open(root + "/src/config.json", "w", encoding="utf-8") as f:
+                json.dump(config, f)
+            shutil.rmtree(out)
+
+
 def part_beside_stale():
     """A share does not begin beside what other options left; with --restart it discards that, and its like of the same options stay."""
     with Scratch() as root:
@@ -363,5 +398,5 @@ def old_stays():
 
 
 if __name__ == "__main__":
-    cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, part_beside_stale,
+    cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, finished_says_what_differs, part_beside_stale,
              refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays])
