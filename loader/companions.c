@@ -37,15 +37,18 @@ static bool in_manifest(const void *ctx, const char *name) {
 
 bool mm_verify_listing(const mm_pack *p, mm_err *err) { return mm_nothing_else(p->dir, in_manifest, p, err); }
 
+static bool check_size(const mm_pack *p, const mm_pack_file *file, mm_err *err) {
+  mm_err reason = {0};
+  mm_file f = MM_FILE_NONE;
+  const mm_path path = mm_path_of(p->dir, file->name);
+  const bool ok = mm_file_open(&f, path.text, &reason) && mm_size_is(path.text, f.size, file->size, &reason);
+  mm_file_close(&f);
+  return ok || mm_fail_damaged(err, &reason);
+}
+
 bool mm_companion_sizes(const mm_pack *p, mm_err *err) {
-  for (size_t i = 0; i < p->file_count; i++) {
-    mm_err reason = {0};
-    mm_file f = MM_FILE_NONE;
-    const mm_path path = mm_path_of(p->dir, p->file[i].name);
-    const bool ok = mm_file_open(&f, path.text, &reason) && mm_size_is(path.text, f.size, p->file[i].size, &reason);
-    mm_file_close(&f);
-    if (!ok) return mm_fail_damaged(err, &reason);
-  }
+  for (size_t i = 0; i < p->file_count; i++)
+    if (!check_size(p, &p->file[i], err)) return false;
   return true;
 }
 
@@ -81,7 +84,7 @@ bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, m
   const mm_path path = mm_path_of(p->dir, f->name);
   size_t n = 0;
   mm_err e = {0};
-  *text = mm_file_slurp(path.text, f->size, &n, &e);
+  *text = check_size(p, f, err) ? mm_file_slurp(path.text, f->size, &n, &e) : NULL;
   const mm_digest d = *text ? mm_sha256(*text, n) : (mm_digest){{0}};
   bool ok = *text;
   if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))

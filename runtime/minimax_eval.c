@@ -10,6 +10,7 @@
 #include "formats/system/bar.h"
 #include "formats/system/output.h"
 #include "formats/system/pool.h"
+#include "loader/companions.h"
 #include "runtime/chat/transcripts.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/divergence.h"
@@ -487,9 +488,7 @@ static bool settle(eval_args *a, mm_err *err) {
   bool scored = texts, compared = scored && a->against, prompted = a->logits || (a->against && !scored);
   if (texts <= 1 && !(a->logits && a->against) && scored != prompted && prompted == (a->ids_from != NULL) &&
       (!a->collect || (scored && !compared))) {
-    if (compared && !mm_is_dir(a->against))
-      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(a->against, NULL),
-                     "found no directory, expected a packed checkpoint (with --ids, --text or --conversations)");
+    if (compared && !mm_unpacked_refuse(a->against, err)) return false;
     if (a->force && !a->collect && !a->logits)
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--force goes with --collect or --logits");
     if (prompted && (a->window || a->limit))

@@ -178,9 +178,10 @@ bool mm_signature_make(const char *dir, const mm_key *key, const char *key_path,
   resources r = {0};
   char real[PATH_MAX], *statement = NULL, *bundle = NULL;
   int in = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  bool ok = in >= 0 || mm_fail_errno(err, mm_at(dir, NULL), "open", errno);
-  ok = ok && mm_shards_open(&s, dir, err) && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) &&
-       list_resources(&r, &s.pack, err) && hash_parts(&r, &s, threads, err) && mm_shards_unchanged(&s, err) &&
+  const int reason = errno;
+  bool ok = mm_shards_open(&s, dir, err) && (in >= 0 || mm_fail_errno(err, mm_at(dir, NULL), "open", reason));
+  ok = ok && mm_verify_files(&s.pack, err) && mm_verify_blocks(&s, threads, err) && list_resources(&r, &s.pack, err) &&
+       hash_parts(&r, &s, threads, err) && mm_shards_unchanged(&s, err) &&
        (realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno));
   if (ok) qsort(r.item, r.count, sizeof *r.item, mm_by_text);
   ok = ok && (statement = statement_text(basename(real), &r, err)) && (bundle = bundle_text(statement, key, err));

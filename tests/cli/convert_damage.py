@@ -291,5 +291,21 @@ def inspect():
             assert done.returncode == 5 and done.stderr.count(b"\n") == 1, (command, done)
 
 
+def absent():
+    """A checkpoint that is not there, or is a file, ends every program with 3; a companion that has grown is of another size."""
+    with Packed() as root:
+        key, ids = root + "/key.pem", root + "/ids.json"
+        cf.ok("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
+        write(ids, json.dumps(list(range(12)) * 9).encode())
+        for path, code in ((root + "/none", "E_FS_MISSING"), (key, "E_FS_TYPE")):
+            for program, *args in (("archive", "sign", path, "--key", key), ("archive", "pack", path, "-o", root + "/a"), ("verify", path),
+                                   ("verify", root + "/out", "--source", path), ("convert", path, "-o", root + "/a"),
+                                   ("eval", path, "--ids", ids), ("eval", root + "/out", "--ids", ids, "--window", 16, "--against", path)):
+                cf.assert_error(cf.run("minimax-" + program, *args, "-q"), "minimax-" + program, 3, code, path)
+        with open(root + "/out/chat_template.jinja", "ab") as f:
+            f.write(b" ")
+        damaged(root + "/out", "chat_template.jinja", "found 15 bytes, expected 14", code="E_SIZE")
+
+
 if __name__ == "__main__":
-    cf.main([part_sizes, flips, blanks, lengths, places, missing_and_added, against_source, inspect])
+    cf.main([absent, part_sizes, flips, blanks, lengths, places, missing_and_added, against_source, inspect])

@@ -191,9 +191,17 @@ def ok(*args, **options):
     return done
 
 
+def documented(code, status):
+    """docs/errors.md has this exit status in the code's row."""
+    with open("docs/errors.md", encoding="utf-8") as f:
+        row = next(line for line in f if line.startswith(f"| `{code}` |"))
+    assert str(status) in row.split("|")[2].replace(" ", "").split(","), f"docs/errors.md lacks status {status} of {code}"
+
+
 def assert_error(done, program, status, code, *says):
     """The exit status, nothing on stdout, and exactly one line on stderr: program, code, all of `says`, nothing raw."""
     err = done.stderr
+    documented(code, status)
     shown = f"status {done.returncode}, stdout {done.stdout[:200]}, stderr {err[:1000]}"
     assert done.returncode == status, f"expected status {status} {code}; found {shown}"
     assert done.stdout == b"", shown
