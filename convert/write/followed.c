@@ -25,7 +25,7 @@ bool mm_followed_discardable(const mm_writer *w, mm_err *err) {
 bool mm_followed_begin(mm_writer *w, mm_err *err) {
   const mm_path found = record_name(w);
   const char *name = mm_arena_strndup(&w->arena, found.text, strlen(found.text), err);
-  if (!name) return false;
+  if (!name || !mm_runs_check(w, err)) return false; /* a run that is refused makes no record */
   if (w->o.leftover == MM_LEFTOVER_REFUSE && faccessat(w->parent, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
     return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
                    "found an interrupted conversion; --resume continues it, --restart discards it");

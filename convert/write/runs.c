@@ -326,6 +326,11 @@ static bool open_journal(mm_writer *w, mm_err *err) {
   return false;
 }
 
+bool mm_runs_check(mm_writer *w, mm_err *err) {
+  return check_foreign(w, err) && (w->o.leftover == MM_LEFTOVER_RESTART ||
+                                   each_journal(w, w->o.leftover == MM_LEFTOVER_RESUME ? journal_fits : refuse_leftover, err));
+}
+
 bool mm_runs_begin(mm_writer *w, mm_err *err) {
   if (!check_foreign(w, err)) return false;
   return w->o.shards > 1 ? begin_shard(w, err) : open_journal(w, err) && each_folder(w, take_folder, NULL, err);

@@ -109,6 +109,8 @@ MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *t
 bool mm_runs_writes(const void *ctx, const char *name);
 /* Takes the staging directory, shared with other shards: MM_LOCKED when another run holds it. */
 MM_MUST_USE bool mm_runs_take(mm_writer *w, mm_err *err);
+/* Refuses what other runs left, as mm_runs_begin will, for a run that makes a record of sources before that. */
+MM_MUST_USE bool mm_runs_check(mm_writer *w, mm_err *err);
 /* With the staging directory taken: opens the journal and the place of this run's files, and takes over what ended runs of the same plan
  * made. MM_USAGE E_RESUME or E_LEFTOVER for what other runs left, MM_LOCKED while another run makes the same parts. */
 MM_MUST_USE bool mm_runs_begin(mm_writer *w, mm_err *err);

@@ -251,8 +251,23 @@ def once_more():
         run(*args[:-2], "--resume", status=2, says=["E_RESUME", "another source"])
 
 
+def unrecorded():
+    """A run that is refused for what another one left makes no record of sources, which would stay behind a finished output."""
+    parent = work + "/unrecorded"
+    os.mkdir(parent)
+    args = ["tests/data/tiny-m1", "-o", parent + "/out", "--tp", "2", "--part-size", "1M"]
+    run(*args, "--part", "1/2")
+    before = sorted(os.listdir(parent))
+    run(*args, "--follow", "--resume", status=2, says=["E_RESUME", "without --follow"])
+    run(*args, "--follow", status=2, says=["E_LEFTOVER"])
+    assert sorted(os.listdir(parent)) == before, os.listdir(parent)
+    run(*args, "--resume")
+    assert os.listdir(parent) == ["out"], os.listdir(parent)
+
+
 def cases():
     once_more()
+    unrecorded()
     # A download that stops, with and without removal, goes on.
     source, to, args, parent = stopped("stops", 9, 5)
     missing(source, to)

@@ -2,7 +2,7 @@
 """resume_options.py [INTERRUPTIONS] [SEED]: runs of changing options over one output, interrupted at random, journals altered between them.
 
 An attempt is a few conversions into one directory, each with some options changed (ranks, tp, ep, pp, quant, the head's scheme, layout, part
-size, compression, nonfinite weights, shares, threads, memory, --resume, --restart, --force), most of them ended by SIGTERM or SIGKILL at a
+size, compression, --follow, nonfinite weights, shares, threads, memory, --resume, --restart, --force), most of them ended by SIGTERM or SIGKILL at a
 random moment. Now and then a journal is altered with its checks made right: steps and blocks renumbered, records dropped or repeated. What is asked of each run:
 
   status 0       the output is byte for byte that of an undisturbed run of these options
@@ -45,6 +45,7 @@ SPACE = {
     "attn": [None, None, "1"],
     "part": ["512K", "1M", "9M"],
     "compress": [False, False, True],
+    "follow": [False, False, False, True],
     "nonfinite": [False, True],
 }
 
@@ -61,6 +62,7 @@ def arguments(o):
     else:
         words += ["--tp", tp, "--ep", o["ep"], "--pp", o["pp"]] + (["--ranks", ranks] if ranks else []) + (["--attn-tp", o["attn"]] if o["attn"] else []) + (["--compress", "zstd"] if o["compress"] else [])
     words += ["--head", o["head"]] if o["head"] else []
+    words += ["--follow", "--follow-quiet", "0"] if o["follow"] else []
     return words + (["--allow-nonfinite"] if o["nonfinite"] else [])
 
 
