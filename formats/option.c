@@ -287,6 +287,10 @@ void mm_program_stay(void) {
     if (has_handling(meaningless[i], SIG_DFL)) signal(meaningless[i], SIG_IGN);
 }
 
+bool mm_program_cpu_time(mm_err *err) {
+  return mm_fail(err, MM_LIMIT, "E_CPU_TIME", mm_at(NULL, NULL), "the process reached its limit of CPU time (RLIMIT_CPU) and ended for it");
+}
+
 bool mm_program_hangup_ignored(void) { return has_handling(SIGHUP, SIG_IGN); }
 
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {

@@ -28,9 +28,11 @@ MM_MUST_USE bool mm_program_json(mm_json *o, bool pretty, mm_err *err);
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *args, mm_err *err), void *args);
 /* The first step of mm_program_main: ignores SIGPIPE and SIGXFSZ, opens /dev/null on closed descriptors 0–2. */
 void mm_program_start(void);
-/* For programs that run until a signal ends them: ignores SIGALRM, SIGIO, SIGPROF, SIGUSR1, SIGUSR2 and SIGVTALRM, which mean nothing to
- * them and would end them. One that has a handler keeps it. Before any other thread. */
+/* The first step of main of programs that run until a signal ends them: ignores SIGALRM, SIGIO, SIGPROF, SIGUSR1, SIGUSR2 and SIGVTALRM,
+ * which mean nothing to them and would end them. One that has a handler keeps it. Before any other thread. */
 void mm_program_stay(void);
+/* Fails with MM_LIMIT E_CPU_TIME: what a program that ended on SIGXCPU, the soft limit of CPU time, returns. */
+bool mm_program_cpu_time(mm_err *err);
 /* Returns true if the process that started this one had it ignore SIGHUP, as nohup does. */
 bool mm_program_hangup_ignored(void);
 

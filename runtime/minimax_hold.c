@@ -124,8 +124,8 @@ static bool hold(void *args, mm_err *err) {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGXCPU);
   if (!mm_program_hangup_ignored()) sigaddset(&set, SIGHUP);
-  mm_program_stay();
   pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there is any other thread */
   const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   bool ok = stop >= 0 || mm_fail_errno(err, mm_at(NULL, NULL), "signalfd", errno);
@@ -147,6 +147,7 @@ static bool hold(void *args, mm_err *err) {
 
 int main(int argc, char **argv) {
   hold_args a = {.device = "cuda", .dummy = MM_DUMMY_NONE(mm_arch_read)};
+  mm_program_stay();
   const mm_option options[] = {
       MM_OPTION(STR, "device", &a.device, "NAME", "where to keep them (cuda)", .choices = MM_DEVICES),
       MM_OPTION_DEVICES(&a.devices),
@@ -165,6 +166,7 @@ int main(int argc, char **argv) {
       .epilog =
           "Processes of the same user attach by --attach SOCKET: minimax-serve and minimax-run. They read no weights, and end and start\n"
           "as they like. SIGTERM and SIGINT let attached processes go on: it ends when they have left; a second signal does not wait.\n"
+          "The soft limit of CPU time counts as the first signal; the status is 8 then.\n"
           "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
   return mm_program_main(&program, argc, argv, a.operand, hold, &a);

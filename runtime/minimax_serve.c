@@ -310,7 +310,6 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .created = (int64_t)time(NULL),
                         .stage = "start",
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
-  mm_program_stay();
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
   ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&
        (s.server.forms = mm_form_cache_open(a->form_cache, err)) && (s.server.replay = mm_replay_open(REPLAY_TOKENS, err)) &&
@@ -334,8 +333,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   mm_loading_close(&s.loaded, false);
   mm_read_log_close(s.server.reads);
   if (ok) mm_log_say(&s.server.log, "ended");
-  if (ok && s.out_of_time)
-    ok = mm_fail(err, MM_LIMIT, "E_CPU_TIME", mm_at(NULL, NULL), "the process reached its limit of CPU time (RLIMIT_CPU) and ended for it");
+  if (ok && s.out_of_time) ok = mm_program_cpu_time(err);
   free(name);
   return ok;
 }
@@ -511,6 +509,7 @@ static const mm_program program = {
 int main(int argc, char **argv) {
   mm_err err = {0};
   mm_arena arena = {0};
+  mm_program_stay();
   settings.arena = &arena;
   char **args;
   int count;

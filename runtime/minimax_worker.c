@@ -23,7 +23,6 @@ static bool work(void *args, mm_err *err) {
   signal(SIGINT, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
   signal(SIGXCPU, SIG_IGN); /* the server drains at its own limit */
-  mm_program_stay();
   bool ok = mm_process_group_find(false, &c.process_group, err);
   if (ok && !c.process_group)
     ok = mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
@@ -44,6 +43,7 @@ static bool work(void *args, mm_err *err) {
 
 int main(int argc, char **argv) {
   worker_args a = {.dummy = MM_DUMMY_NONE(mm_arch_read)};
+  mm_program_stay();
   const mm_option options[] = {
       MM_OPTION_DEVICES(&a.devices),
       MM_OPTION_THREADS(&a.threads),

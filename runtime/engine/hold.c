@@ -13,6 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "formats/option.h"
+
 #define ANSWER_MS 5000 /* in which a whole question or answer must be there */
 
 static const char request_magic[8] = "mmhold1", answer_magic[8] = "mmheld1";
@@ -154,11 +156,18 @@ static int timeout(const mm_hold *h, double now) {
   return left < 0 ? -1 : (int)(left * 1e3) + 1;
 }
 
+typedef struct signals_seen {
+  unsigned count;
+  bool cpu_limit; /* one of them was SIGXCPU */
+} signals_seen;
+
 /* A signal came; true when it is the last. */
-static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*report)(const char *line)) {
+static bool stop_listening(mm_hold *h, int stop, signals_seen *seen, void (*report)(const char *line)) {
   struct signalfd_siginfo s;
   if (read(stop, &s, sizeof s) != (ssize_t)sizeof s) return false;
-  if (++*signals > 1) return s.ssi_signo != SIGHUP; /* a terminal that closes may send it twice */
+  const bool cpu_limit = s.ssi_signo == SIGXCPU; /* it comes again each second up to the hard limit */
+  seen->cpu_limit |= cpu_limit;
+  if (seen->count++) return s.ssi_signo != SIGHUP && !cpu_limit; /* a terminal that closes may send its signal twice */
   unlink(h->path);
   *h->path = 0;
   for (uint32_t i = h->users; i-- > 0;)
@@ -168,9 +177,9 @@ static bool stop_listening(mm_hold *h, int stop, unsigned *signals, void (*repor
 }
 
 bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_err *err) {
-  unsigned signals = 0;
-  while (!signals || h->users) {
-    struct pollfd p[2 + MM_HOLD_USERS] = {{.fd = stop, .events = POLLIN}, {.fd = signals ? -1 : h->fd, .events = POLLIN}};
+  signals_seen signals = {0};
+  while (!signals.count || h->users) {
+    struct pollfd p[2 + MM_HOLD_USERS] = {{.fd = stop, .events = POLLIN}, {.fd = signals.count ? -1 : h->fd, .events = POLLIN}};
     for (uint32_t i = 0; i < h->users; i++) p[2 + i] = (struct pollfd){.fd = h->user[i].fd, .events = POLLIN};
     if (poll(p, 2 + h->users, timeout(h, mm_now())) < 0 && errno != EINTR) return mm_fail_errno(err, mm_at(h->path, NULL), "poll", errno);
     const double now = mm_now();
@@ -179,10 +188,10 @@ bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_er
       const bool late = !u->attached && now >= u->until;
       if (late || (p[2 + i].revents && !read_request(h, u, report))) remove_user(h, i, report);
     }
-    if (p[0].revents && stop_listening(h, stop, &signals, report)) return true;
-    if (p[1].revents && !signals) accept_user(h, now);
+    if (p[0].revents && stop_listening(h, stop, &signals, report)) break;
+    if (p[1].revents && !signals.count) accept_user(h, now);
   }
-  return true;
+  return !signals.cpu_limit || mm_program_cpu_time(err);
 }
 
 /* ---- the reader ---- */

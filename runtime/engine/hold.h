@@ -30,7 +30,8 @@ typedef struct mm_hold mm_hold;
  * where the path is something else, or too long. held[count] stays where it is until close. */
 mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_err *err);
 /* Answers until `stop` (a signalfd) has a signal; from then on nobody new is answered, and it returns when the last user has gone, or at a
- * second signal. `report` gets a line for each that comes and goes. */
+ * second signal. SIGHUP and SIGXCPU are never the second one; after SIGXCPU it fails with MM_LIMIT E_CPU_TIME. `report` gets a line for
+ * each process that attaches and leaves. */
 MM_MUST_USE bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_err *err);
 void mm_hold_close(mm_hold *h); /* accepts NULL; removes the socket */
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What an operator starts: curl as docs/serving.md has it, a body for which curl waits to be told to go on, the systemd unit and what its commands
 take, a start whose first answer comes before the model is loaded, signals."""
+import fcntl
 import json
 import os
 import re
@@ -114,6 +115,16 @@ def signals():
             s.process.send_signal(signal.SIGTERM)
         assert s.process.wait(60) == (status or 0), (number, open(s.log).read())
         assert ("E_CPU_TIME" in open(s.log).read()) == (number == signal.SIGXCPU)
+    for program in ("serve", "hold", "worker"):  # from their first step on: here they wait to write their help
+        reader, writer = os.pipe()
+        os.write(writer, b"x" * (fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096) - 100))
+        early = subprocess.Popen([f"{BIN}/minimax-{program}", "--help"], stdout=writer)
+        os.close(writer)
+        while "S (sleeping)" not in open(f"/proc/{early.pid}/status").read():
+            time.sleep(0.01)
+        early.send_signal(signal.SIGUSR1)
+        with open(reader, "rb") as f:
+            assert b"usage:" in f.read() and early.wait(60) == 0, (program, early.returncode)
     s = Server(PACKED)
     running(s)
     for number in (signal.SIGHUP, signal.SIGTERM):

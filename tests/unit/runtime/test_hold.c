@@ -48,6 +48,7 @@ static holder start(uint32_t ranks) {
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGXCPU);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     mm_hold *hold = mm_hold_open(path, all, ranks, &err);
     const char byte = hold ? 1 : 0;
@@ -130,6 +131,15 @@ TEST(test_ends) {
   assert_string_equal(err.code, "E_HELD");
   assert_int_equal(err.status, MM_IO);
   close(a);
+  h = start(1); /* the limit of CPU time comes each second: it is the first signal alone, and the status says so */
+  assert_true(find(1, &got, &a, &err));
+  for (int i = 0; i < 3; i++) {
+    kill(h.pid, SIGXCPU);
+    usleep(20000);
+  }
+  assert_true(mm_hold_is_alive(path, a, &err));
+  close(a);
+  assert_int_equal(end(h), MM_LIMIT);
   h = start(1);
   kill(h.pid, SIGKILL);
   assert_int_equal(end(h), -1);
