@@ -11,7 +11,7 @@
 
 typedef struct entry entry;
 struct entry {
-  mm_digest key;
+  mm_digest key, reasoning;
   entry *chain;         /* in its bucket */
   entry *newer, *older; /* by last use */
   size_t count;
@@ -84,6 +84,11 @@ static bool key_of(const mm_message *m, mm_digest *key) {
   return ok;
 }
 
+static mm_digest reasoning_of(const mm_message *m) {
+  const mm_str text = mm_strip(m->reasoning);
+  return mm_sha256(text.n ? text.p : "", text.n);
+}
+
 /* ---- The list and the buckets ---- */
 
 static entry **bucket_of(mm_replay *r, const mm_digest *key) { return &r->bucket[(key->byte[0] | key->byte[1] << 8) % BUCKETS]; }
@@ -131,7 +136,7 @@ bool mm_replay_add(mm_replay *r, const mm_message *m, const int32_t *id, size_t 
   if (e) drop(r, e);
   while (r->oldest && count > r->max_tokens - r->tokens) drop(r, r->oldest);
   if (!(e = malloc(sizeof *e + count * sizeof *id))) return mm_fail_memory(err, count * sizeof *id);
-  *e = (entry){.key = key, .count = count, .chain = *bucket_of(r, &key)};
+  *e = (entry){.key = key, .reasoning = reasoning_of(m), .count = count, .chain = *bucket_of(r, &key)};
   memcpy(e->id, id, count * sizeof *id);
   *bucket_of(r, &key) = e;
   put_first(r, e);
@@ -143,6 +148,8 @@ const int32_t *mm_replay_find(mm_replay *r, const mm_message *m, size_t *count) 
   mm_digest key;
   entry *e = key_of(m, &key) ? find(r, &key) : NULL;
   if (!e) return NULL;
+  const mm_digest reasoning = reasoning_of(m);
+  if (mm_strip(m->reasoning).n && !mm_digest_equal(&reasoning, &e->reasoning)) return NULL;
   take_out(r, e);
   put_first(r, e);
   *count = e->count;

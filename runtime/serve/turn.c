@@ -97,7 +97,12 @@ static void keep(mm_turn *t) {
     call[i] = (mm_chat_call){
         .id = {own->id, strlen(own->id)}, .name = {own->name.p, own->name.n}, .arguments = {own->arguments.p, own->arguments.n}};
   }
-  const mm_message m = {.role = MM_ROLE_ASSISTANT, .part = &part, .part_count = 1, .call = call, .call_count = t->calls};
+  const mm_message m = {.role = MM_ROLE_ASSISTANT,
+                        .part = &part,
+                        .part_count = 1,
+                        .reasoning = {t->reasoning.p ? t->reasoning.p : "", t->reasoning.n},
+                        .call = call,
+                        .call_count = t->calls};
   pthread_mutex_lock(&c->server->shared);
   mm_either_way(mm_replay_add(c->server->replay, &m, t->sampled, t->samples, MM_IGNORED)); /* what is not kept is rendered */
   pthread_mutex_unlock(&c->server->shared);

@@ -33,7 +33,8 @@ TEST(test_same) {
   mm_err err = {0};
   said s;
   size_t n = 0;
-  assert_true(mm_replay_add(r, say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), id, 3, &err));
+  say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}")->reasoning = str("because\n");
+  assert_true(mm_replay_add(r, &s.message, id, 3, &err));
   /* Otherwise spaced and escaped, trimmed, in parts, with reasoning or without. */
   const int32_t *found = mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\":1.0,\n\"b\":\"\xc3\xa9\"}"), &n);
   assert_non_null(found);
@@ -43,9 +44,13 @@ TEST(test_same) {
   s.message.part = parts;
   s.message.part_count = 2;
   s.message.list = true;
-  s.message.reasoning = str("anything");
+  s.message.reasoning = str("because");
   assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
-  /* Changed: another id, content, value, digits of a number, order of keys, name, number of calls, role. */
+  s.message.reasoning = str("");
+  assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
+  /* Changed: another reasoning, id, content, value, digits of a number, order of keys, name, number of calls, role. */
+  s.message.reasoning = str("no cause");
+  assert_null(mm_replay_find(r, &s.message, &n));
   assert_null(mm_replay_find(r, say(&s, "Let me see", "call_2", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
   assert_null(mm_replay_find(r, say(&s, NULL, "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
   assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"e\"}"), &n));
