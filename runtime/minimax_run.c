@@ -67,6 +67,7 @@ typedef struct run {
   int32_t *fed;  /* [fed_count] what the engine holds, and [fed_known] what was chosen: the last choices of a reply were not fed */
   size_t fed_count, fed_known, fed_cap;
   mm_stops stops;
+  bool stopped; /* by one of --stop */
   mm_utf8_stream utf8;
   end end;
   mm_read_stats came; /* of the weights, by the time of the first token */
@@ -296,6 +297,7 @@ static bool prefill(run *r, int32_t *first, mm_err *err) {
   reuse(r);
   r->queued = r->generated = 0;
   r->end = END_BUDGET;
+  r->stopped = false;
   r->sampling.prompt = count;
   if (!MM_GROW(r->fed, &r->fed_cap, r->prompt_count, err)) return false;
   memcpy(r->fed, r->prompt, r->prompt_count * sizeof *r->fed);
@@ -359,25 +361,19 @@ static bool put_bytes(run *r, const char *bytes, size_t n, mm_err *err) {
 
 /* The bytes of a token, up to a stop text. */
 static bool put_token(run *r, int32_t id, mm_err *err) {
-  bool stopped;
   size_t ready, n;
   const char *bytes = mm_tokenizer_bytes(r->tokenizer, id, &n);
-  if (r->talk) {
-    if (!mm_talk_token(r->talk, id, &stopped, err)) return false;
-    if (stopped) r->end = END_STOP;
-    return true;
-  }
+  if (r->talk) return mm_talk_token(r->talk, id, &r->stopped, err);
   if (mm_tokenizer_is_special(r->tokenizer, id)) return true;
-  if (!mm_stops_push(&r->stops, bytes, n, &ready, &stopped, err)) return false;
+  if (!mm_stops_push(&r->stops, bytes, n, &ready, &r->stopped, err)) return false;
   if (ready && !put_bytes(r, r->stops.held, ready, err)) return false;
-  mm_stops_take(&r->stops, stopped ? r->stops.held_count : ready);
-  if (stopped) r->end = END_STOP;
+  mm_stops_take(&r->stops, r->stopped ? r->stops.held_count : ready);
   return true;
 }
 
 /* Prints held-back text, and the end of the text. */
 static bool put_end(run *r, mm_err *err) {
-  if (r->talk) return mm_talk_end(r->talk, r->end == END_TOKEN, err);
+  if (r->talk) return mm_talk_end(r->talk, r->end == END_TOKEN, &r->stopped, err);
   const size_t held = r->stops.held_count;
   if (held && !put_bytes(r, r->stops.held, held, err)) return false;
   mm_stops_take(&r->stops, held);
@@ -395,6 +391,7 @@ static bool generate(run *r, int32_t id, mm_err *err) {
     if (r->is_end[id]) r->end = END_TOKEN;
     if (r->end == END_TOKEN) break;
     if (!put_token(r, id, err)) return false;
+    if (r->stopped) r->end = END_STOP;
     if (interrupted && r->end == END_BUDGET) r->end = END_INTERRUPT;
     if (r->end != END_BUDGET || r->generated == r->budget) break;
     if (!ahead && !step(r, &chosen, 1, (uint32_t)r->prompt_count + r->queued - 1, true, err)) return false;
@@ -407,7 +404,9 @@ static bool generate(run *r, int32_t id, mm_err *err) {
       return false;
     else
       r->fed[r->fed_known++] = id;
-  return put_end(r, err);
+  const bool ok = put_end(r, err);
+  if (r->stopped) r->end = END_STOP;
+  return ok;
 }
 
 /* How it was loaded: by a device that reads for itself, or mapped. */
@@ -456,7 +455,7 @@ static bool answer(run *r, mm_err *err) {
   int32_t first;
   if (!prefill(r, &first, err)) return false;
   if (r->end == END_INTERRUPT) {
-    if (!mm_talk_end(r->talk, false, err)) return false;
+    if (!mm_talk_end(r->talk, false, &r->stopped, err)) return false;
     mm_talk_forget(r->talk);
     fputs("interrupted; the message is not part of the conversation\n", stderr);
     return true;

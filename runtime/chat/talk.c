@@ -10,7 +10,7 @@
 #include "formats/system/output.h"
 #include "runtime/chat/arguments.h"
 #include "runtime/chat/line_edit.h"
-#include "runtime/chat/reply.h"
+#include "runtime/chat/reply_watch.h"
 #include "runtime/chat/transcripts.h"
 #include "runtime/text/stops.h"
 
@@ -22,6 +22,14 @@ typedef struct said {
   mm_text content, reasoning;
 } said;
 
+/* A token of the reply that may be part of a stop text. */
+typedef struct waiting {
+  int32_t id; /* -1: cut by a stop text */
+  const char *bytes;
+  size_t n;
+  bool hidden; /* a special token that is no text of the reply */
+} waiting;
+
 struct mm_talk {
   mm_talk_config c;
   const mm_chat_format *format;
@@ -29,10 +37,13 @@ struct mm_talk {
   bool own_system; /* there is one; else the format's own */
   said *message;   /* [count] */
   size_t count, cap;
-  mm_reply *reply;    /* of the last message */
-  mm_line_edit *edit; /* NULL: lines are read by getline */
-  bool listened;      /* opening `edit` was tried */
-  mm_stops stops;
+  mm_reply *reply;       /* of the last message */
+  mm_line_edit *edit;    /* NULL: lines are read by getline */
+  bool listened;         /* opening `edit` was tried */
+  mm_reply_watch *watch; /* of the same reply; NULL: there are no stop texts */
+  mm_stops stops;        /* text behind the reasoning that may begin one */
+  waiting *token;        /* [tokens] not yet given to `reply` */
+  size_t tokens, tokens_cap;
   bool stopped, thinking; /* thinking: reasoning was printed, and nothing after it */
   mm_err err;             /* what a callback met */
 };
@@ -71,8 +82,9 @@ void mm_talk_close(mm_talk *t) {
   free(t->system.p);
   mm_line_edit_close(t->edit);
   mm_reply_close(t->reply);
+  mm_reply_watch_close(t->watch);
   mm_stops_close(&t->stops);
-  free(t);
+  MM_FREE(t->token, t);
 }
 
 /* ---- The user ---- */
@@ -323,25 +335,18 @@ static void stop_thinking(mm_talk *t) {
   t->thinking = false;
 }
 
-/* The first `n` bytes that may begin a stop text are content. */
-static void put_content(mm_talk *t, size_t n) {
-  if (!n) return;
-  mm_text_add(&t->message[t->count - 1].content, t->stops.held, n);
-  stop_thinking(t);
-  if (!t->c.silent) print(t, stdout, t->stops.held, n);
-}
-
 static void on_event(void *user, const mm_reply_event *e) {
   mm_talk *t = user;
-  size_t ready;
-  if (t->stopped || t->err.status != MM_OK) return;
+  said *m = &t->message[t->count - 1];
+  if (t->err.status != MM_OK) return;
   if (e->kind == MM_REPLY_REASONING) {
-    mm_text_add(&t->message[t->count - 1].reasoning, e->text, e->n);
+    mm_text_add(&m->reasoning, e->text, e->n);
     think(t, e->text, e->n);
-  } else if (mm_stops_push(&t->stops, e->text, e->n, &ready, &t->stopped, &t->err)) { /* there are no tools, so it is content */
-    put_content(t, ready);
-    mm_stops_take(&t->stops, t->stopped ? t->stops.held_count : ready);
+    return;
   }
+  mm_text_add(&m->content, e->text, e->n); /* there are no tools, so it is content */
+  stop_thinking(t);
+  if (!t->c.silent) print(t, stdout, e->text, e->n);
 }
 
 static mm_message message_of(const said *m, mm_chat_part *part) {
@@ -373,8 +378,12 @@ static bool begin_reply(mm_talk *t, bool in_reasoning, mm_err *err) {
   const mm_reply_settings set = {
       .format = t->format, .tokenizer = t->c.tokenizer, .in_reasoning = in_reasoning, .sink = on_event, .user = t};
   mm_reply_close(t->reply);
-  t->reply = mm_reply_open(&set, err);
+  mm_reply_watch_close(t->watch);
+  t->watch = t->stops.count ? mm_reply_watch_open(&set, false, false, err) : NULL;
+  t->reply = t->watch || !t->stops.count ? mm_reply_open(&set, err) : NULL;
   t->stopped = false;
+  t->tokens = 0;
+  mm_stops_take(&t->stops, t->stops.held_count);
   return t->reply && add_message(t, MM_ROLE_ASSISTANT, err);
 }
 
@@ -397,19 +406,63 @@ static bool settle(mm_talk *t, bool ok, mm_err *err) {
   return false;
 }
 
+/* Gives tokens to the reply as long as all waiting bytes behind the first one are at least `keep`. */
+static bool release(mm_talk *t, size_t keep, mm_err *err) {
+  size_t held = 0, taken = 0;
+  bool ok = true;
+  for (size_t i = 0; i < t->tokens; i++) held += t->token[i].n;
+  for (; ok && taken < t->tokens && held >= keep + t->token[taken].n; taken++) {
+    const waiting *w = &t->token[taken];
+    held -= w->n;
+    ok = w->hidden || !w->n || mm_reply_push(t->reply, w->id, w->bytes, w->n, err);
+  }
+  t->tokens -= taken;
+  if (taken) memmove(t->token, t->token + taken, t->tokens * sizeof *t->token);
+  return ok;
+}
+
+/* Takes the last `drop` bytes from the waiting tokens. */
+static void cut_tokens(mm_talk *t, size_t drop) {
+  for (size_t i = t->tokens; drop && i-- > 0;) {
+    const size_t n = mm_min(drop, t->token[i].n);
+    drop -= n;
+    t->token[i].n -= n;
+    if (n) t->token[i].id = -1;
+  }
+}
+
+/* Looks for stop texts in what the watch has seen, and gives the reply what stands before them. */
+static bool look(mm_talk *t, const mm_reply_seen *seen, mm_err *err) {
+  size_t ready = 0;
+  if (seen->waits) return true;
+  if (seen->again) mm_stops_take(&t->stops, t->stops.held_count);
+  if (!mm_stops_push(&t->stops, seen->n ? seen->text : "", seen->n, &ready, &t->stopped, err)) return false;
+  const size_t behind = t->stops.held_count - ready;
+  if (t->stopped) cut_tokens(t, behind);
+  mm_stops_take(&t->stops, ready);
+  return release(t, t->stopped ? 0 : behind, err);
+}
+
 bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *err) {
-  size_t n;
-  const char *bytes = mm_tokenizer_bytes(t->c.tokenizer, id, &n);
-  const bool hidden = mm_tokenizer_is_special(t->c.tokenizer, id) && !mm_reply_is_tag(t->format, bytes, n);
-  const bool ok = hidden || !n || mm_reply_push(t->reply, id, bytes, n, err);
+  waiting w = {.id = id};
+  w.bytes = mm_tokenizer_bytes(t->c.tokenizer, id, &w.n);
+  const bool special = mm_tokenizer_is_special(t->c.tokenizer, id);
+  w.hidden = special && !mm_reply_is_tag(t->format, w.bytes, w.n);
+  mm_reply_seen seen = {0};
+  bool ok = MM_GROW(t->token, &t->tokens_cap, t->tokens + 1, err);
+  if (ok) t->token[t->tokens++] = w;
+  if (ok && t->watch && !mm_reply_watch_token(t->watch, id, w.bytes, w.n, special, &seen)) ok = mm_fail_memory(err, w.n);
+  ok = ok && (t->watch ? look(t, &seen, err) : release(t, 0, err));
   *stopped = t->stopped;
   return settle(t, ok, err);
 }
 
-bool mm_talk_end(mm_talk *t, bool whole, mm_err *err) {
-  const bool ok = mm_reply_end(t->reply, whole ? MM_REPLY_WHOLE : t->stopped ? MM_REPLY_STOPPED : MM_REPLY_CUT, err);
-  if (ok && !t->stopped) put_content(t, t->stops.held_count);
-  mm_stops_take(&t->stops, t->stops.held_count);
+bool mm_talk_end(mm_talk *t, bool whole, bool *stopped, mm_err *err) {
+  mm_reply_seen rest = {0};
+  if (t->watch && !t->stopped) mm_reply_watch_rest(t->watch, &rest);
+  bool ok = (!rest.n || look(t, &rest, err)) && release(t, 0, err);
+  ok = ok && mm_reply_end(t->reply, t->stopped ? MM_REPLY_STOPPED : whole ? MM_REPLY_WHOLE : MM_REPLY_CUT, err);
+  *stopped = t->stopped;
   stop_thinking(t);
   if (!t->c.silent) print(t, stdout, "\n", 1);
   return settle(t, ok, err);

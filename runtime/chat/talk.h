@@ -32,8 +32,9 @@ MM_MUST_USE bool mm_talk_listen(mm_talk *t, bool *more, mm_err *err);
 MM_MUST_USE bool mm_talk_prompt(mm_talk *t, int32_t **id, size_t *count, mm_err *err);
 /* A token of the reply. *stopped: its content has come to a stop text, and ends there. */
 MM_MUST_USE bool mm_talk_token(mm_talk *t, int32_t id, bool *stopped, mm_err *err);
-/* The reply ends, whole or cut off, and is part of the conversation. */
-MM_MUST_USE bool mm_talk_end(mm_talk *t, bool whole, mm_err *err);
+/* The reply ends, whole or cut off, and is part of the conversation. *stopped: a stop text is in it, perhaps in text that was known to be
+ * content at the end alone. */
+MM_MUST_USE bool mm_talk_end(mm_talk *t, bool whole, bool *stopped, mm_err *err);
 /* Takes the last message of the user, and a reply to it, out of the conversation. */
 void mm_talk_forget(mm_talk *t);
 /* Content and reasoning of the last reply; NUL bytes may be among theirs. */

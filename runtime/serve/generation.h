@@ -3,9 +3,9 @@
 #ifndef MM_RUNTIME_SERVE_GENERATION_H
 #define MM_RUNTIME_SERVE_GENERATION_H
 
+#include "runtime/chat/reply_watch.h"
 #include "runtime/schedule/scheduler.h"
 #include "runtime/serve/http.h"
-#include "runtime/serve/reply_watch.h"
 #include "runtime/text/tokenizer.h"
 
 #define MM_STOPS    16  /* stop strings of one request */

@@ -67,6 +67,16 @@ def others(packed):
     stop = whole[9:14]
     cut = objects(chat(packed, "--chat-format", "minimax-m1", "--json", "-q", "--temperature", "0", "-n", "40", "--stop", stop, "-p", SAID[0])[0])[0]
     assert (cut["text"], cut["end"]) == (whole[: whole.index(stop)], "stop"), (cut, whole)
+    with Server(packed, "--chat-format", "minimax-m1") as s:  # stop texts of white space end a reply with their token, as in the server
+        for seed, stop in ((2, " and"), (3, ".\n"), (0, "\n"), (1, "\n")):
+            tokens = 60
+            for _ in range(2):  # the second time its token is the last one that fits
+                body = {"messages": [{"role": "user", "content": "x"}], "temperature": 1, "seed": seed, "stop": stop, "max_tokens": tokens}
+                how = ("--temperature", "1", "--seed", str(seed), "--stop", stop, "-n", str(tokens), "-p", "x")
+                want, got = s.post("/v1/chat/completions", body), objects(chat(packed, "--chat-format", "minimax-m1", "--json", "-q", *how)[0])[0]
+                tokens, end = want["usage"]["completion_tokens"], want["choices"][0]["finish_reason"]
+                assert (got["text"], got["tokens"]) == (want["choices"][0]["message"]["content"], tokens), (got, want)
+                assert (got["end"] == "max_tokens") == (end == "length"), (got, want)
     drawn = {chat(packed, "--chat-format", "minimax-m1", "-n", "12", "--seed", str(i), "-p", "x")[0] for i in range(4)}
     assert len(drawn) > 1  # as generation_config.json says, or at temperature 1, unless told otherwise
     assert "--chat-format minimax-m1 is its family's" in chat(packed, "-n", "4", "-p", "x")[1]

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "formats/text.h"
-#include "runtime/serve/reply_watch.h"
+#include "runtime/chat/reply_watch.h"
 #include "tests/unit/unit.h"
 
 static uint32_t random_state = 7;

@@ -1,5 +1,5 @@
 /* A second parser of the reply, and what became of the bytes that it was given. */
-#include "runtime/serve/reply_watch.h"
+#include "runtime/chat/reply_watch.h"
 
 #include <stdlib.h>
 

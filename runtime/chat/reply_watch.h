@@ -1,7 +1,7 @@
-/* A reply as the scheduler's thread sees it, token by token: where its reasoning ends, since stop strings are looked for outside it
- * alone, and where its one call ends. The loop later parses the reply again for the client. */
-#ifndef MM_RUNTIME_SERVE_REPLY_WATCH_H
-#define MM_RUNTIME_SERVE_REPLY_WATCH_H
+/* A reply as it is seen before its tokens are given to the parser: where its reasoning ends, since stop strings are looked for outside it
+ * alone, and where its one call ends. In the server this is the scheduler's thread; the loop parses the reply again for the client. */
+#ifndef MM_RUNTIME_REPLY_WATCH_H
+#define MM_RUNTIME_REPLY_WATCH_H
 
 #include "runtime/chat/reply.h"
 
