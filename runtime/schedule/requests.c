@@ -77,11 +77,14 @@ static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *er
          mm_fail(err, MM_UNSUPPORTED, "E_SAMPLING", mm_at(NULL, NULL), "found %s; the device's sampler has none", mm_sampling_word(lacks));
 }
 
+uint64_t mm_scheduler_capacity(const mm_scheduler *s) { return (uint64_t)s->slots + s->c.queue_max; }
+
 bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err) {
   job *j = check_request(s, r, err) ? copy_request(r, err) : NULL;
   if (!j) return false;
   pthread_mutex_lock(&s->lock);
-  const bool closing = s->closing, full = s->live >= (uint64_t)s->slots + s->c.queue_max;
+  const bool closing = s->closing, full = s->live >= mm_scheduler_capacity(s);
+  const uint32_t live = s->live;
   if (!closing && !full) {
     *ticket = j->ticket = ++s->tickets;
     j->next = s->living;
@@ -98,7 +101,7 @@ bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket,
   if (!closing && !full) return true;
   free_job(j);
   if (closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
-  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more", s->live);
+  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more", live);
 }
 
 void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket) {

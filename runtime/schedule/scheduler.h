@@ -79,6 +79,7 @@ void mm_scheduler_close(mm_scheduler *s, bool drain);
  * E_SAMPLING), MM_UNSUPPORTED E_SAMPLING for one that the device lacks, MM_LIMIT E_QUEUE when the queue is full, MM_LIMIT E_DRAINING when
  * closing. */
 MM_MUST_USE bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err);
+uint64_t mm_scheduler_capacity(const mm_scheduler *s); /* requests that run and wait at most. Any thread. */
 /* Any thread; its `done` follows within one step (MM_FINISH_CANCELLED), unless it has ended already. */
 void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket);
 

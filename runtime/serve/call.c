@@ -382,6 +382,10 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
 
 bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settings *set), mm_err *err) {
   const uint32_t n = c->prompts * c->params.n;
+  const uint64_t most = mm_scheduler_capacity(c->server->scheduler);
+  if (n > most)
+    return mm_refuse(c, 400, c->params.n > 1 ? "n" : c->api->prompt,
+                     "%u replies in all, this server takes %llu (--max-num-seqs, --max-queue)", n, (unsigned long long)most);
   if (!(c->choice = mm_calloc(n, sizeof *c->choice, err))) return false;
   for (uint32_t i = 0; i < n; i++) {
     mm_choice *ch = &c->choice[i];

@@ -206,8 +206,16 @@ def metrics(packed):
             r = s.post("/v1/completions", {"prompt": f"And God said {i % 5}", "max_tokens": 3 + i, "ignore_eos": True, "seed": i})
             prompt, reply = prompt + r["usage"]["prompt_tokens"], reply + r["usage"]["completion_tokens"]
             cached, choices = cached + r["usage"]["prompt_tokens_details"]["cached_tokens"], choices + 1
-        refused, headers, data = s.request("POST", "/v1/completions", {"prompt": "x", "n": 9, "max_tokens": 400, "ignore_eos": True})
+        long = s.connect()
+        long.request("POST", "/v1/completions", json.dumps({"prompt": "x", "n": 2, "max_tokens": 400, "ignore_eos": True}))
+        while (now := s.metrics())["requests_running"] + now["requests_waiting"] < 2:
+            time.sleep(0.01)
+        refused, headers, data = s.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
+        long.close()
         assert refused == 429 and headers["Retry-After"] and json.loads(data)["error"]["code"] == "queue_full", data
+        for body in ({"prompt": "x", "n": 3}, {"prompt": ["x"] * 3}):  # more than may ever run and wait: nobody is told to try again
+            refused, headers, data = s.request("POST", "/v1/completions", {**body, "max_tokens": 1})
+            assert refused == 400 and "Retry-After" not in headers and b"--max-queue" in data, data
         v = idle(s)
         finished = sum(n for k, n in v.items() if k.startswith("finished_total"))
         assert v["requests_total"] == finished and v["requests_refused_total"] == 1 and v['finished_total{reason="length"}'] == choices, v
