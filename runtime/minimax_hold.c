@@ -124,12 +124,13 @@ static bool hold(void *args, mm_err *err) {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGXCPU);
   if (!mm_program_hangup_ignored()) sigaddset(&set, SIGHUP);
+  const sigset_t ending = set; /* the limit of CPU time waits for the end of a load: then the status says so */
+  sigaddset(&set, SIGXCPU);
   pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there is any other thread */
   const int stop = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   bool ok = stop >= 0 || mm_fail_errno(err, mm_at(NULL, NULL), "signalfd", errno);
-  ok = ok && open_all(&h, &set, err);
+  ok = ok && open_all(&h, &ending, err);
   mm_hold *socket = ok ? mm_hold_open(a->operand[1], h.held, h.ranks, err) : NULL;
   ok = socket && say_ready(&h, err) && mm_hold_serve(socket, stop, report, err);
   mm_hold_close(socket);
