@@ -115,6 +115,32 @@ def reasons(s):
         assert (s.post(CHAT, body)["choices"][0]["stop_reason"], s.events(CHAT, body)[-1]["choices"][0]["stop_reason"]) == (reason, reason), more
 
 
+def placeless(s):
+    """Fields within a message that docs/serving.md calls without effect: the prompt is as long as without them."""
+    text, use = {"type": "text", "text": "x"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "r"}
+
+    def chat(message):
+        return s.post("/v1/chat/completions/input_tokens", {"messages": [message]})["input_tokens"]
+
+    def messages(assistant, answer):
+        history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": assistant}, {"role": "user", "content": [answer]}]
+        return s.post("/v1/messages/count_tokens", {"messages": history})["input_tokens"]
+
+    def responses(*items):
+        return s.post("/v1/responses/input_tokens", {"input": [{"role": "user", "content": "x"}, *items]})["input_tokens"]
+
+    plain, cached = {"role": "user", "content": "x"}, {"cache_control": {"type": "ephemeral"}}
+    assert chat(plain) == chat({**plain, "name": "me"}) == chat({**plain, "content": [{**text, **cached}]})
+    want = messages([use], result)
+    for assistant, answer in (([use], {**result, "is_error": True}), ([{"type": "redacted_thinking", "data": "e"}, use], {**result, **cached})):
+        assert messages(assistant, answer) == want
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+    noted = {**said, "status": "incomplete", "phase": "commentary", "content": [{"type": "output_text", "text": "a", "annotations": [{"x": 1}]}]}
+    assert messages([text], text) == messages([{**text, "citations": [{"x": 1}]}], text)
+    assert responses(said) == responses(noted) == responses({"type": "reasoning", "summary": [], "encrypted_content": "e"}, said)
+
+
 def pretty(s):
     """A body over several lines: what a stream gives back of it stands on one line, as events need it."""
     body = {"input": "x", "max_output_tokens": 3, "stream": True, "metadata": {"a": "b\n", "c": "d", "e": math.nan, "f": [-math.inf]}, "tool_choice": "auto",
@@ -273,6 +299,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     systems(server)
     results(server)
     formed(server)
+    placeless(server)
     pretty(server)
     thoughts(server)
     reasons(server)
