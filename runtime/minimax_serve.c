@@ -31,9 +31,9 @@ typedef struct serve_args {
   mm_option_list keys, names, hosts, origins;
   mm_arena *arena;
   const char *dir, *kv, *index, *input_dtype, *prefix_cache, *log_format, *metric_names, *compat, *config, *key_file;
-  const char *kv_dir;
-  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts, index_split;
-  double request_time;
+  const char *kv_dir, *kv_listen, *prefill_from;
+  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts, index_split, prefill_least;
+  double request_time, prefill_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
 } serve_args;
 
@@ -73,6 +73,25 @@ static void say_cache(const mm_server *v) {
              (double)c.bytes / (1 << 30), longest, (unsigned long long)c.sequences);
   if (mm_engine_groups(v->engine) > 1)
     mm_log_say(&v->log, "attention: %u groups of ranks, each with slots and an equal part of the KV cache", mm_engine_groups(v->engine));
+}
+
+static bool is_loopback(const char *host) {
+  return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
+}
+
+/* The other server of a split of prefill and decode. */
+static void say_transfer(const serve *s) {
+  const mm_transfer_config *t = &s->a->load.scheduler.transfer;
+  if (t->listen) {
+    const int n = (int)(strrchr(t->listen, ':') - t->listen);
+    mm_log_say(&s->server.log, "prompts are computed for other servers at %.*s:%u", n, t->listen, mm_scheduler_port(s->loaded.scheduler));
+    char host[256];
+    snprintf(host, sizeof host, "%.*s", n, t->listen);
+    if (!is_loopback(*host == '[' ? "::1" : host))
+      mm_log_say(&s->server.log, "warning: --kv-listen %s: anybody who reaches it can have prompts computed, and there is no key",
+                 t->listen);
+  }
+  if (t->from) mm_log_say(&s->server.log, "prompts of %u tokens and more are computed by %s", t->least, t->from);
 }
 
 /* Which code runs on the device, where there are several. */
@@ -122,6 +141,7 @@ static void on_loaded(void *user) {
   if (s->a->drafts && mm_engine_state_bytes(v->engine))
     mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
   say_cache(v);
+  say_transfer(s);
   say_kernels(s);
   mm_log_say(&v->log, "ready after %.2f s: %s, %u positions, temperature %g, top_p %g, top_k %u", mm_now() - v->started,
              MM_ESCAPED(400, v->name[0]), v->positions, v->defaults.temperature, v->defaults.top_p, v->defaults.top_k);
@@ -236,10 +256,6 @@ static uint32_t raise_descriptors(const mm_log *log, uint64_t connections) {
 static void accept_failed(void *user, const mm_err *err) {
   const mm_server *v = user;
   mm_log_error(&v->log, NULL, err);
-}
-
-static bool is_loopback(const char *host) {
-  return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
 }
 
 /* The last component of the checkpoint's path, of "." and ".." that of the directory they are. free() it. */
@@ -371,24 +387,35 @@ static bool check_kv_dir(const serve_args *a, mm_err *err) {
                                 "--kv-offload-dir: found a folder inside %s checkpoint, expected one elsewhere", own ? "the" : "a");
 }
 
+static bool check_split(const serve_args *a, mm_err *err) {
+  if ((a->kv_listen || a->prefill_from) && (!a->kv_offload || (a->kv_listen && a->prefill_from)))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   "--kv-listen, --prefill-from: expected one of them, and --kv-offload, the memory in which pages are sent and received");
+  return a->prefill_time > 0 ||
+         mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--prefill-timeout: found %g, expected more than 0 seconds", a->prefill_time);
+}
+
 static bool settle(serve_args *a, mm_err *err) {
   a->load.dir = a->dir;
   mm_cache_options(a->kv, a->index, a->index_split, &a->load.options);
   a->load.options.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
-  a->load.scheduler = (mm_scheduler_config){.step_tokens = (uint32_t)a->step_tokens,
-                                            .queue_max = (uint32_t)a->queue,
-                                            .cache_bytes = a->cache_memory,
-                                            .offload_bytes = a->kv_offload,
-                                            .disk_dir = a->kv_dir,
-                                            .disk_bytes = a->kv_disk,
-                                            .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
-                                            .batch_invariant = a->batch_invariant,
-                                            .warm = true,
-                                            .drafts = (uint32_t)a->drafts};
+  a->load.scheduler = (mm_scheduler_config){
+      .step_tokens = (uint32_t)a->step_tokens,
+      .queue_max = (uint32_t)a->queue,
+      .cache_bytes = a->cache_memory,
+      .offload_bytes = a->kv_offload,
+      .disk_dir = a->kv_dir,
+      .disk_bytes = a->kv_disk,
+      .transfer = {.listen = a->kv_listen, .from = a->prefill_from, .least = (uint32_t)a->prefill_least, .timeout = a->prefill_time},
+      .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
+      .batch_invariant = a->batch_invariant,
+      .warm = true,
+      .drafts = (uint32_t)a->drafts};
   if (a->kv_offload && strcmp(a->prefix_cache, "on") != 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload: found --prefix-cache off, whose pages it would keep");
   if (!a->kv_dir != !a->kv_disk || (a->kv_dir && !a->kv_offload))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload-dir, --kv-offload-disk: expected both, and --kv-offload");
+  if (!check_split(a, err)) return false;
   if (!check_kv_dir(a, err)) return false;
   if (a->http.body_max > UINT64_C(1) << 32)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
@@ -426,6 +453,8 @@ static serve_args settings = {
     .port = 8000,
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
+    .prefill_least = 512,
+    .prefill_time = 10,
     .cache_memory = UINT64_C(1) << 30,
     .form_cache = UINT64_C(64) << 20,
     .connections = 4096};
@@ -458,6 +487,12 @@ static const mm_option options[] = {
               "host memory for pages of kept prompts that leave the device, 0: they are lost (0)"),
     MM_OPTION(STR, "kv-offload-dir", &settings.kv_dir, "DIR", "folder for a file of pages that leave host memory (none: they are lost)"),
     MM_OPTION(SIZE, "kv-offload-disk", &settings.kv_disk, "SIZE", "largest size of the file in --kv-offload-dir (0)"),
+    MM_OPTION(STR, "kv-listen", &settings.kv_listen, "HOST:PORT", "compute prompts there for servers with --prefill-from (none)"),
+    MM_OPTION(STR, "prefill-from", &settings.prefill_from, "HOST:PORT",
+              "have long prompts computed by the server with --kv-listen there (none)"),
+    MM_OPTION(U64, "prefill-min", &settings.prefill_least, "N", "with --prefill-from: fewer tokens than that are computed here (512)",
+              .lo = 1, .hi = INT32_MAX),
+    MM_OPTION(REAL, "prefill-timeout", &settings.prefill_time, "SECONDS", "silence after which the other server counts as lost (10)"),
     MM_FLAG("batch-invariant", &settings.batch_invariant, "the same tokens whatever else runs"),
     MM_OPTION(U64, "drafts", &settings.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
     MM_OPTION(REAL, "request-timeout", &settings.request_time, "SECONDS", "seconds for a whole request, 0: no limit (0)"),

@@ -391,6 +391,7 @@ bool mm_step_queue(mm_scheduler *s) {
   }
   count_step(s, t);
   mm_reuse_boundaries(s);
+  mm_send_step(s);
   mm_offload_ahead(s);
   s->first = (s->first + 1) % s->slots;
   if (s->build.deferred) sample_deferred(s);

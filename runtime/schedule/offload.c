@@ -70,7 +70,10 @@ static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
 
 /* No entry is good any more. None was given to a request since: fetches stop at once, and no move counts as ended. */
 static void drop_failed(mm_scheduler *s) {
-  if (s->offload.moves_failed) mm_prefix_cache_clear(s->groups.cache[0]);
+  if (s->offload.moves_failed) {
+    mm_prefix_cache_clear(s->groups.cache[0]);
+    mm_send_fail(s);
+  }
   s->offload.moves_failed = false;
 }
 
@@ -97,13 +100,13 @@ static void issue_copies(mm_scheduler *s) {
   for (uint32_t i = 0; i < count; i++) mm_prefix_cache_copied(s->groups.cache[0], &(mm_disk_end){move[i], false});
 }
 
-/* Gives the engine the moves that the cache has listed. */
-static void issue(mm_scheduler *s) {
+void mm_offload_issue(mm_scheduler *s) {
   mm_err err = {0};
   issue_copies(s);
   const mm_page_move *move;
   uint64_t number;
-  const uint32_t count = mm_prefix_cache_moves(s->groups.cache[0], &move);
+  const uint32_t listed = mm_prefix_cache_listed(s->groups.cache[0]), count = mm_prefix_cache_moves(s->groups.cache[0], &move);
+  if (listed && !count) mm_send_fail(s); /* out of memory: nothing is moved */
   if (!count) return;
   const bool done = mm_engine_move(s->engine, move, count, &number, &err);
   mm_prefix_cache_issued(s->groups.cache[0], number);
@@ -122,7 +125,7 @@ bool mm_offload_fetch(mm_scheduler *s, job *j) {
     j->reads = n.reading > 0;
     if (!n.loading && !n.reading) return false;
     s->own.fetched += j->starts++ == 0;
-    issue(s);
+    mm_offload_issue(s);
     notice(s, false);
     n = mm_prefix_cache_fetch(s->groups.cache[0], j->r.salt, j->token, j->count - 1, false);
   }
@@ -147,7 +150,7 @@ void mm_offload_ahead(mm_scheduler *s) {
     if (!mm_prefix_cache_evict(s->groups.cache[0])) break;
   }
   mm_prefix_cache_spill(s->groups.cache[0]);
-  issue(s);
+  mm_offload_issue(s);
 }
 
 uint32_t mm_offload_evict(mm_scheduler *s) {
@@ -157,7 +160,7 @@ uint32_t mm_offload_evict(mm_scheduler *s) {
   make_place(s);
   for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->groups.cache[0]); i++)
     if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache[0])) break;
-  issue(s);
+  mm_offload_issue(s);
   notice(s, true);
   return mm_pages_free(s->pages) - before;
 }

@@ -48,6 +48,26 @@ typedef struct mm_prefix_cache_coming {
  * as far as there are pages, for which others are moved out, and those on disk to the pool, as far as there are places. */
 mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start);
 
+/* ---- Places that connections read and write (transfer.h) ---- */
+
+/* From now on some do: a place is free only when its moves have ended. */
+void mm_prefix_cache_share(mm_prefix_cache *c);
+/* place[count] that are the caller's until given back or put; false with none taken where there are too few. Entries that were not used for
+ * longest make room. */
+MM_MUST_USE bool mm_prefix_cache_take_places(mm_prefix_cache *c, uint32_t *place, uint32_t count);
+void mm_prefix_cache_free_place(mm_prefix_cache *c, uint32_t place);
+/* Lists a move of a page, to which somebody refers, to a place of the caller's; out of memory: false. */
+MM_MUST_USE bool mm_prefix_cache_copy_out(mm_prefix_cache *c, uint32_t page, uint32_t place);
+bool mm_prefix_cache_place_moves(const mm_prefix_cache *c, uint32_t place); /* some move of the place has not ended */
+uint32_t mm_prefix_cache_listed(const mm_prefix_cache *c);                  /* moves to be made now */
+/* Of token[most] under this salt, how many it has anywhere, from the first on. */
+uint32_t mm_prefix_cache_has(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most);
+/* token[count] lie in place[ceil(count / MM_PAGE)], with the states after the last of them in *state, malloc'ed, or NULL. UINT32_MAX as a
+ * place: the cache has that page. Places and states that it takes become UINT32_MAX and NULL; false where it lacks a page, or has no room
+ * for the states: the prefix cannot be found then. */
+MM_MUST_USE bool mm_prefix_cache_put_places(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, uint32_t *place,
+                                            void **state);
+
 /* ---- Blocks on disk (disk_store.h), for entries that leave the pool ---- */
 
 MM_MUST_USE bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err);

@@ -48,6 +48,7 @@ typedef struct move {
 /* Of the host pool. */
 typedef struct pool {
   uint32_t places, free_count;
+  bool shared;    /* not the device alone reads and writes places: one is free when its moves have ended */
   uint32_t *free; /* [free_count] a stack */
   move *move;     /* [moves], oldest first; the last `listed` are not given to the engine yet */
   uint32_t moves, listed, leaving;

@@ -10,6 +10,7 @@ bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err) {
   if (!(d->free = mm_calloc(blocks, sizeof *d->free, err))) return false;
   for (uint32_t i = 0; i < blocks; i++) d->free[i] = blocks - 1 - i;
   d->blocks = d->free_count = blocks;
+  mm_prefix_cache_share(c);
   return true;
 }
 

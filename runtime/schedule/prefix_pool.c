@@ -29,15 +29,15 @@ static bool add_move(mm_prefix_cache *c, node *n, uint32_t page, uint32_t place,
   if (!MM_GROW(p->move, &p->move_cap, (size_t)p->moves + 1, &err)) return false;
   p->move[p->moves++] = (move){.node = n, .number = UINT64_MAX, .m = {page, place, in}};
   p->listed++;
-  n->moves++;
-  *(in ? &p->in : &p->out) += 1;
+  if (n) n->moves++;
+  if (n) *(in ? &p->in : &p->out) += 1;
   return true;
 }
 
-/* Copies of the device are made in order, so that a place may be given away while some are left; the disk's are not. */
+/* Copies of the device are made in order, so that a place may be given away while some are left; those of others are not. */
 void mm_prefix_free_place(mm_prefix_cache *c, uint32_t place) {
   pool *p = &c->pool;
-  for (uint32_t i = p->moves; c->disk.blocks && i-- > 0;)
+  for (uint32_t i = p->moves; p->shared && i-- > 0;)
     if (p->move[i].m.place == place) {
       p->move[i].frees = true;
       return;
@@ -54,7 +54,7 @@ static bool has_places_below(const node *n) {
 
 bool mm_prefix_find_place(mm_prefix_cache *c) {
   node *n = c->host.oldest;
-  while (!c->pool.free_count && n && (n->fetching || n->copied || (c->disk.blocks && n->moves) || has_places_below(n))) n = n->newer;
+  while (!c->pool.free_count && n && (n->fetching || n->copied || (c->pool.shared && n->moves) || has_places_below(n))) n = n->newer;
   if (!c->pool.free_count && n) mm_prefix_drop_tree(c, n);
   return c->pool.free_count > 0;
 }
@@ -116,6 +116,37 @@ void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest) {
   p->moves -= ended;
   if (ended) memmove(p->move, p->move + ended, p->moves * sizeof *p->move);
 }
+
+void mm_prefix_cache_share(mm_prefix_cache *c) { c->pool.shared = true; }
+
+bool mm_prefix_cache_take_places(mm_prefix_cache *c, uint32_t *place, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    if (mm_prefix_find_place(c)) {
+      place[i] = c->pool.free[--c->pool.free_count];
+      continue;
+    }
+    while (i-- > 0) mm_prefix_free_place(c, place[i]);
+    return false;
+  }
+  return true;
+}
+
+void mm_prefix_cache_free_place(mm_prefix_cache *c, uint32_t place) { mm_prefix_free_place(c, place); }
+
+bool mm_prefix_cache_copy_out(mm_prefix_cache *c, uint32_t page, uint32_t place) {
+  if (!add_move(c, NULL, page, place, false)) return false;
+  mm_pages_hold(c->pages, page);
+  c->pool.leaving++;
+  return true;
+}
+
+bool mm_prefix_cache_place_moves(const mm_prefix_cache *c, uint32_t place) {
+  uint32_t i = c->pool.moves;
+  while (i-- > 0 && c->pool.move[i].m.place != place) {}
+  return i != UINT32_MAX;
+}
+
+uint32_t mm_prefix_cache_listed(const mm_prefix_cache *c) { return c->pool.listed; }
 
 bool mm_prefix_cache_has_place(const mm_prefix_cache *c) { return c->pool.free_count > 0; }
 bool mm_prefix_cache_moving(const mm_prefix_cache *c) { return c->pool.moves > 0; }

@@ -182,17 +182,24 @@ uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint64_t salt, const int32_t *
 
 /* ---- keeping ---- */
 
-static node *add_child(mm_prefix_cache *c, node *parent, uint64_t salt, const int32_t *token, uint32_t count, uint32_t page) {
+/* A node with neither page nor place, in no list. */
+static node *new_child(node *parent, uint64_t salt, const int32_t *token, uint32_t count) {
   node *n = calloc(1, sizeof *n);
   if (!n) return NULL;
   n->parent = parent;
   n->salt = salt;
-  n->place = n->block = NONE;
+  n->page = n->place = n->block = NONE;
   n->count = count;
   memcpy(n->token, token, count * sizeof *token);
   n->next = parent->child;
   if (n->next) n->next->previous = n;
   parent->child = n;
+  return n;
+}
+
+static node *add_child(mm_prefix_cache *c, node *parent, uint64_t salt, const int32_t *token, uint32_t count, uint32_t page) {
+  node *n = new_child(parent, salt, token, count);
+  if (!n) return NULL;
   mm_pages_hold(c->pages, page);
   mm_prefix_give_page(c, n, page);
   return n;
@@ -260,6 +267,18 @@ static void drop_oldest(mm_prefix_cache *c) {
   if (!n->snapshot && !n->child) mm_prefix_drop_leaf(c, n);
 }
 
+/* The node's snapshot after the first `tokens` tokens of its page. There is room for it in the list and the budget. */
+static void add_state(mm_prefix_cache *c, node *n, snapshot *s, uint32_t tokens) {
+  s->node = n;
+  s->tokens = tokens;
+  s->used = ++c->uses;
+  s->next = n->snapshot;
+  n->snapshot = s;
+  s->index = c->snapshots;
+  c->snapshot[c->snapshots++] = s;
+  c->used += c->state_bytes;
+}
+
 void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, const uint32_t *page) {
   if (c->state_bytes > c->budget || !count) return NULL;
   snapshot *s = state_at(c, salt, token, count);
@@ -277,15 +296,55 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
     free(s);
     return NULL;
   }
-  s->node = n;
-  s->tokens = (count - 1) % MM_PAGE + 1;
-  s->used = ++c->uses;
-  s->next = n->snapshot;
-  n->snapshot = s;
-  s->index = c->snapshots;
-  c->snapshot[c->snapshots++] = s;
-  c->used += c->state_bytes;
+  add_state(c, n, s, (count - 1) % MM_PAGE + 1);
   return s->state;
+}
+
+/* ---- what came from another server ---- */
+
+uint32_t mm_prefix_cache_has(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most) {
+  return mm_prefix_find(c, false, salt, token, most).tokens;
+}
+
+/* The node that holds the last of the tokens; NULL where a page is missing or out of memory. */
+static node *put_in_places(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, uint32_t *place) {
+  node *n = &c->root;
+  for (uint32_t at = 0, here, alike; at < count; at += here) {
+    uint32_t *const from = &place[at / MM_PAGE];
+    here = (uint32_t)mm_min(MM_PAGE, count - at);
+    node *child = nearest(n, false, salt, token + at, here, &alike);
+    if (!child || alike < here) child = *from == NONE ? NULL : new_child(n, salt, token + at, here);
+    if (!child) {
+      drop_useless(c, n);
+      return NULL;
+    }
+    if (child->page == NONE && child->place == NONE && child->block == NONE) {
+      child->place = *from;
+      *from = NONE;
+      link_newest(c, child);
+    }
+    n = child;
+  }
+  touch(c, n);
+  return n;
+}
+
+bool mm_prefix_cache_put_places(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, uint32_t *place, void **state) {
+  mm_err err = {0};
+  if (!c->state_bytes) return put_in_places(c, salt, token, count, place);
+  if (state_at(c, salt, token, count)) return true;
+  if (!*state || c->state_bytes > c->budget) return false;
+  while (c->used + c->state_bytes > c->budget) drop_oldest(c);
+  snapshot *s = MM_GROW(c->snapshot, &c->snapshot_cap, c->snapshots + 1, &err) ? calloc(1, sizeof *s) : NULL;
+  node *n = s ? put_in_places(c, salt, token, count, place) : NULL;
+  if (!n) {
+    free(s);
+    return false;
+  }
+  s->state = *state;
+  *state = NULL;
+  add_state(c, n, s, (count - 1) % MM_PAGE + 1);
+  return true;
 }
 
 uint32_t mm_prefix_cache_pages(const mm_prefix_cache *c) { return c->nodes; }

@@ -123,6 +123,7 @@ mm_progress mm_scheduler_progress(const job *j) {
 }
 
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err) {
+  mm_receive_leave(j);
   mm_schedule_leave(s, j, reason != MM_FINISH_ERROR);
   mm_drafts_keep(s, j);
   const mm_progress progress = mm_scheduler_progress(j);
@@ -169,6 +170,7 @@ static void publish(mm_scheduler *s) {
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
     own->disk_failed = n.failed;
   }
+  mm_transfer_read_stats(s, &own->transfer);
   pthread_mutex_lock(&s->lock);
   own->requests = s->stats.requests;
   own->refused = s->stats.refused;
@@ -205,11 +207,12 @@ static void warm_next(mm_scheduler *s) {
 static bool wait_for_work(mm_scheduler *s) {
   pthread_mutex_lock(&s->lock);
   while (!s->live && s->queued == s->collected && !s->closing) {
-    const bool copying = mm_offload_copying(s);
+    const bool copying = mm_offload_copying(s) || mm_receive_busy(s);
     if (!wait_for_change(s, copying)) continue;
     pthread_mutex_unlock(&s->lock);
     if (copying) {
       mm_offload_poll(s, false);
+      mm_receive_poll(s);
       publish(s); /* an idle server says what is on its disk */
     } else {
       warm_next(s);
@@ -245,7 +248,7 @@ static void *work(void *arg) {
     if (!queued && s->queued > s->collected)
       mm_step_collect(s);
     else if (!queued)
-      mm_offload_wait(s);
+      mm_offload_wait(s), mm_transfer_idle(s);
     while (queued && s->queued - s->collected > keep) mm_step_collect(s);
     if (!s->running && !s->waiting_count) mm_offload_poll(s, true); /* the next request may be long in coming */
     s->own.own_seconds = mm_scheduler_cpu() - s->inside;
@@ -269,6 +272,8 @@ static bool check_config(const mm_engine *e, const mm_scheduler_config *c, mm_er
 }
 
 static void free_scheduler(mm_scheduler *s) {
+  mm_send_close(s);
+  mm_receive_close(s);
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
@@ -299,10 +304,14 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
       (s->groups.shown = mm_calloc(s->groups.count, sizeof *s->groups.shown, err)) &&
       (s->slot = mm_calloc(s->slots, sizeof *s->slot, err)) && (s->load.own = mm_calloc(s->load.count, sizeof *s->load.own, err)) &&
       (s->load.shown = mm_calloc(s->load.count, sizeof *s->load.shown, err)) && (s->mark = mm_calloc(s->own.pages / 8 + 1, 1, err)) &&
-      mm_step_open(s, err) && mm_reuse_open(s, err) && mm_drafts_open(s, err)) {
+      mm_step_open(s, err) && mm_reuse_open(s, err) && mm_send_open(s, err) && mm_receive_open(s, err) && mm_drafts_open(s, err)) {
     publish(s);
     const int failed = pthread_create(&s->thread, NULL, work, s);
-    if (!failed) return s;
+    if (!failed && mm_send_start(s, err)) return s;
+    if (!failed) {
+      mm_scheduler_close(s, false);
+      return NULL;
+    }
     mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));
   }
   free_scheduler(s);
@@ -311,6 +320,7 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
 
 void mm_scheduler_close(mm_scheduler *s, bool drain) {
   if (!s) return;
+  mm_send_stop(s, drain);
   pthread_mutex_lock(&s->lock);
   s->closing = true;
   for (job *j = s->living; j && !drain; j = j->next) atomic_store(&j->cancelled, true);

@@ -37,6 +37,7 @@ static void end_those_over(mm_scheduler *s) {
 
 void mm_schedule_leave(mm_scheduler *s, job *j, bool keep) {
   if (j->slot >= 0) {
+    mm_send_leave(s, j, keep);
     if (keep) mm_reuse_keep(s, j);
     s->left++;
     mm_engine_drop(s->engine, (uint32_t)j->slot);
@@ -183,6 +184,7 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit, uint32_t group) {
   if (j->turn) return;
   j->began = mm_now();
   j->cached = j->fed;
+  mm_receive_entered(s, j);
   s->own.prompt_tokens += j->r.prompt_count;
   s->own.cached_tokens += j->cached;
   if (j->r.prefill) j->r.prefill(j->r.user, j->prefilled = j->cached, j->cached);
@@ -247,8 +249,10 @@ static bool let_in(mm_scheduler *s, job *j) {
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
   mm_offload_poll(s, false);
+  mm_send_poll(s);
+  mm_receive_poll(s);
   for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL));) {
-    j->duplicate = mm_reuse_duplicate(s, j) || (s->offload.on && could_fit(s, j, 0) && mm_offload_fetch(s, j));
+    j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j) || (s->offload.on && could_fit(s, j, 0) && mm_offload_fetch(s, j));
     if (!j->duplicate && !let_in(s, j)) break;
   }
   for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;

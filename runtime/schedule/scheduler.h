@@ -5,6 +5,7 @@
 
 #include "runtime/engine/engine.h"
 #include "runtime/engine/sample.h"
+#include "runtime/schedule/transfer.h"
 
 #define MM_DRAFTS 7
 
@@ -16,7 +17,8 @@ typedef struct mm_scheduler_config {
   uint64_t offload_bytes; /* host memory for pages that leave the prefix cache; 0: they are lost */
   const char *disk_dir;   /* NULL, or a folder for pages that leave that memory, until close; with disk_bytes of them at most */
   uint64_t disk_bytes;
-  void (*report)(void *user, const mm_err *err); /* NULL, or called by the thread for failures that no request has, now and then */
+  mm_transfer_config transfer;                   /* prompts computed for other servers, or by one; both need offload_bytes */
+  void (*report)(void *user, const mm_err *err); /* NULL, or called by any thread for failures that no request has, now and then */
   void *user;
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
@@ -48,10 +50,11 @@ typedef struct mm_request {
   uint32_t stop_count;
   const uint32_t *boundary; /* [boundary_count] rising lengths of the prompt at which a later request is likely to part (turn ends) */
   uint32_t boundary_count;
-  uint64_t salt;   /* requests share cached prefixes, and replies to look up, only under equal salts */
-  uint32_t drafts; /* proposals for one step at most, as many as the scheduler's config allows; 0: none */
-  int priority;    /* larger first */
-  double deadline; /* CLOCK_MONOTONIC seconds; 0: none */
+  struct mm_sending *send; /* NULL; the scheduler's own: pages of the prompt go to another server */
+  uint64_t salt;           /* requests share cached prefixes, and replies to look up, only under equal salts */
+  uint32_t drafts;         /* proposals for one step at most, as many as the scheduler's config allows; 0: none */
+  int priority;            /* larger first */
+  double deadline;         /* CLOCK_MONOTONIC seconds; 0: none */
   void *user;
   /* Before each sampled token where it is not NULL, after `token` had all tokens before: the ids allowed next, [ceil(vocab/32)] as
    * mm_sampling.allowed, valid until the next call; NULL: all. It may come twice for one token. */
@@ -69,7 +72,8 @@ typedef struct mm_request {
 } mm_request;
 
 /* Takes the engine: no other thread calls it until close. Its slots are to hold nothing. MM_USAGE E_LIMITS for no or too many tokens a
- * step or drafts, and for a prefix cache without room for the lightning states of one request; MM_UNSUPPORTED E_DEVICE for batch_invariant
+ * step or drafts, and for a prefix cache without room for the lightning states of one request, E_PREFILL where the server of transfer.from
+ * runs something else; MM_UNSUPPORTED E_DEVICE for batch_invariant
  * on a device that cannot keep a row's bits independent of other rows. */
 mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c, mm_err *err);
 /* drain: running and waiting requests end as they would, new ones are refused (E_DRAINING); else they are cancelled. Joins the thread;
@@ -103,6 +107,7 @@ typedef struct mm_scheduler_stats {
   uint32_t blocks, blocks_used; /* of pages on disk */
   uint64_t pages_written, pages_read, disk_failed;
   mm_step_tokens step_tokens;
+  mm_transfer_stats transfer;
   uint64_t pages_out, pages_in, fetched; /* pages moved there and back, and requests that had some fetched */
   double step_seconds;                   /* spent in the engine, added up */
   double own_seconds;                    /* CPU time of the scheduler's thread outside the engine, callbacks included */
@@ -117,6 +122,7 @@ static inline double mm_scheduler_cache_usage(const mm_scheduler_stats *s) {
  * its slot up, perhaps in another. Any thread. */
 uint32_t mm_scheduler_groups(const mm_scheduler *s);
 void mm_scheduler_group_tokens(mm_scheduler *s, uint64_t *tokens);
+uint16_t mm_scheduler_port(const mm_scheduler *s);  /* where it listens for other servers (transfer.listen); 0: it does not */
 bool mm_scheduler_has_cache(const mm_scheduler *s); /* there is a prefix cache. Any thread. */
 /* load[layers, experts] of mm_engine_expert_load, as it was a second ago or since nothing runs. Any thread. */
 void mm_scheduler_expert_load(mm_scheduler *s, uint64_t *load);

@@ -11,6 +11,14 @@
 #include "runtime/schedule/prefix_cache.h"
 #include "runtime/schedule/scheduler.h"
 
+typedef struct mm_sending mm_sending;
+typedef struct mm_sender mm_sender;
+typedef struct mm_fetch mm_fetch;
+typedef struct mm_receiver mm_receiver;
+
+/* A prompt that another server is to compute: not asked, under way, in the prefix cache, or computed here in place of that. */
+typedef enum fetch_state { FETCH_NONE, FETCH_RUNS, FETCH_CAME, FETCH_FAILED } fetch_state;
+
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
 typedef struct job {
   struct job *next, *previous; /* among the living; under the lock */
@@ -34,7 +42,10 @@ typedef struct job {
   bool reads;               /* it did, or there was none */
   uint32_t fetched;         /* 1 + the turn for which its cached prefix was fetched from host memory */
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
-  uint32_t drafts;          /* of them, proposed ones behind the last */
+  mm_fetch *fetch;          /* from another server, under way */
+  fetch_state fetch_state;
+  uint32_t had;    /* tokens that the cache had before that */
+  uint32_t drafts; /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
   double began;               /* when it had its first slot; 0: it has had none */
   double acceptance;          /* share of its proposals that were right of late */
@@ -120,6 +131,9 @@ typedef struct offload_state {
   bool moves_failed;   /* some copies between both have: what it has is to be dropped */
   mm_disk_store *disk; /* NULL: pages that leave it are lost */
   double reported;     /* when a failure of the disk was */
+  mm_sender *sender;   /* or NULL, as receiver: its places are read and written by connections (transfer.h) */
+  mm_receiver *receiver;
+  bool poked; /* under the lock: a connection has something for the thread */
 } offload_state;
 
 struct mm_scheduler {
@@ -236,6 +250,39 @@ void mm_offload_wait(mm_scheduler *s);
 void mm_offload_ahead(mm_scheduler *s);
 /* As mm_reuse_evict. */
 uint32_t mm_offload_evict(mm_scheduler *s);
+/* Gives the engine and the disk what the cache has listed. */
+void mm_offload_issue(mm_scheduler *s);
+
+/* ---- transfer_send.c, for other servers: nothing of it does anything without one that listens ---- */
+MM_MUST_USE bool mm_send_open(mm_scheduler *s, mm_err *err);
+MM_MUST_USE bool mm_send_start(mm_scheduler *s, mm_err *err); /* connections, when the thread runs */
+/* No connection is taken any more; without `drain` those that there are end. Then the thread ends, then close. */
+void mm_send_stop(mm_scheduler *s, bool drain);
+void mm_send_close(mm_scheduler *s);
+void mm_send_poll(mm_scheduler *s);
+void mm_send_step(mm_scheduler *s);
+/* The job is about to leave its slot. keep: what that holds is good. */
+void mm_send_leave(mm_scheduler *s, const job *j, bool keep);
+void mm_send_ended(mm_scheduler *s, mm_sending *g, mm_finish reason, const mm_err *err);
+/* Moves have failed: so has everything under way. */
+void mm_send_fail(mm_scheduler *s);
+/* Returns true if some prompt is being sent. *waits becomes false if pages of it are on their way to host memory. */
+bool mm_send_busy(const mm_scheduler *s, bool *waits);
+
+/* ---- transfer_receive.c, from another server: nothing of it does anything without one ---- */
+MM_MUST_USE bool mm_receive_open(mm_scheduler *s, mm_err *err);
+void mm_receive_close(mm_scheduler *s);
+/* Returns true if the job waits for its prompt, which is fetched if it is long and not in the cache. */
+bool mm_receive_waits(mm_scheduler *s, job *j);
+void mm_receive_poll(mm_scheduler *s);
+/* The job has ended. */
+void mm_receive_leave(job *j);
+/* The job has its first slot, and in it what the cache has. */
+void mm_receive_entered(mm_scheduler *s, job *j);
+bool mm_receive_busy(const mm_scheduler *s);
+void mm_transfer_read_stats(mm_scheduler *s, mm_transfer_stats *out);
+/* Nothing can be stepped: waits a little where prompts are being sent or fetched. */
+void mm_transfer_idle(mm_scheduler *s);
 
 /* ---- drafts.c ---- */
 MM_MUST_USE bool mm_drafts_open(mm_scheduler *s, mm_err *err);

@@ -33,6 +33,21 @@ static void ready(mm_server *s, mm_exchange *x) {
   send_json(x, s->state == MM_SERVER_READY ? 200 : 503, &t);
 }
 
+/* Prompts that other servers compute for this one, and this one for others. */
+static void put_transfer(mm_text *t, const mm_transfer_stats *s) {
+  mm_metrics_value(t, "prefill_fetched_total", "counter", "Prompts that the server of --prefill-from computed.", (double)s->fetched);
+  mm_metrics_value(t, "prefill_fallbacks_total", "counter", "Prompts computed here because that server could not.", (double)s->fallbacks);
+  mm_metrics_value(t, "prefill_fetching", "gauge", "Prompts being computed there.", (double)s->running);
+  mm_metrics_value(t, "prefill_pages_in_total", "counter", "Pages received.", (double)s->pages_in);
+  mm_metrics_value(t, "prefill_bytes_in_total", "counter", "Bytes of pages and lightning states received.", (double)s->bytes_in);
+  mm_metrics_value(t, "prefill_wait_seconds_total", "counter", "Seconds from asking for a prompt to its end.", s->wait_seconds);
+  mm_metrics_value(t, "prefill_sent_total", "counter", "Prompts computed for servers with --prefill-from.", (double)s->sent);
+  mm_metrics_value(t, "prefill_dropped_total", "counter", "Prompts of such servers given up.", (double)s->dropped);
+  mm_metrics_value(t, "prefill_sending", "gauge", "Prompts of such servers in the queue or being computed.", (double)s->sending);
+  mm_metrics_value(t, "prefill_pages_out_total", "counter", "Pages sent.", (double)s->pages_out);
+  mm_metrics_value(t, "prefill_bytes_out_total", "counter", "Bytes of pages and lightning states sent.", (double)s->bytes_out);
+}
+
 static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_scheduler_stats s;
   mm_scheduler_stats_read(scheduler, &s);
@@ -75,6 +90,7 @@ static void put_scheduler(mm_text *t, mm_scheduler *scheduler) {
   mm_metrics_value(t, "offload_disk_written_bytes_total", "counter", "Bytes of pages written to disk.", page * (double)s.pages_written);
   mm_metrics_value(t, "offload_disk_read_bytes_total", "counter", "Bytes of pages read back.", page * (double)s.pages_read);
   mm_metrics_value(t, "offload_disk_failed_total", "counter", "Pages that could not be written or read.", (double)s.disk_failed);
+  put_transfer(t, &s.transfer);
 }
 
 /* Where attention has groups of ranks: the balance between them. */

@@ -1,6 +1,7 @@
 /* Loading, in the order in which mistakes are cheapest to find. */
 #include "runtime/serve/loading.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,19 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   if (!l->format && (c->chat_format || l->no_format.status != MM_UNSUPPORTED)) return *err = l->no_format, false;
   l->defaults = (mm_sampling){.temperature = 1, .top_p = 1};
   return c->own_defaults || mm_ends_defaults(&l->shards.pack, &l->defaults, err);
+}
+
+/* The scheduler's config, with what another server has to have in common with this one. */
+static mm_scheduler_config scheduler_of(const mm_loaded *l, const mm_loading_config *c, const mm_run_options *o) {
+  mm_scheduler_config s = c->scheduler;
+  mm_transfer_config *t = &s.transfer;
+  t->checkpoint = l->shards.pack.text_digest;
+  snprintf(t->device, sizeof t->device, "%s", c->device);
+  snprintf(t->cache, sizeof t->cache, "%s", o->kv_fp8 ? "fp8" : o->kv_bf16 ? "bf16" : "auto");
+  snprintf(t->index, sizeof t->index, "%s", o->index_fp8 ? "fp8" : "auto");
+  snprintf(t->inputs, sizeof t->inputs, "%s", o->input_bf16 ? "bf16" : "auto");
+  t->act_quant = o->act_quant;
+  return s;
 }
 
 /* Rows of a step whose logits are wanted, at most. Nothing is proposed for models with lightning layers. */
@@ -84,7 +98,8 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   free(device);
   if (!l->engine || (c->whole && !mm_engine_finish_load(l->engine, err))) return false;
   l->stage = "scheduler";
-  if (!(l->scheduler = mm_scheduler_open(l->engine, &c->scheduler, err))) return false;
+  const mm_scheduler_config scheduler = scheduler_of(l, c, &with.options);
+  if (!(l->scheduler = mm_scheduler_open(l->engine, &scheduler, err))) return false;
   l->stage = "done";
   return true;
 }
