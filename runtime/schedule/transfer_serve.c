@@ -210,8 +210,9 @@ static void serve_connection(mm_sender *t, int fd) {
   c->wire = (mm_wire){.fd = fd, .timeout = t->s->c.transfer.timeout, .name = "connection of a server that decodes", .stop = &t->stop};
   bool greeted = false, ok = false;
   if ((greeted = exchange_hello(c, &err)) && read_request(c, &q, &err)) ok = compute(c, &q, &err);
-  if (!ok && !(greeted && !c->token && mm_wire_ended(&c->wire))) { /* a peer that only says hello has no complaint */
+  if (!ok && !(greeted && !c->token && mm_wire_closed(&c->wire))) { /* a peer that only says hello has no complaint */
     say_error(c, &err);
+    mm_wire_finish(&c->wire);
     report(t, &err);
   }
   mm_wire_close(&c->wire);

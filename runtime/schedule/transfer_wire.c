@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define SLICE_MS    100
+#define FINISH_S    0.5
 #define LEAST_BYTES 1e6 /* a second, of a message */
 
 static const char magic[4] = "mmkv";
@@ -209,6 +210,19 @@ static bool read_bytes(const mm_wire *w, char *at, size_t n, double until, mm_er
 bool mm_wire_ended(const mm_wire *w) {
   char byte;
   return recv(w->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR);
+}
+
+bool mm_wire_closed(const mm_wire *w) {
+  char byte;
+  return recv(w->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+void mm_wire_finish(mm_wire *w) {
+  char bytes[4096];
+  mm_err none = {0};
+  if (w->fd < 0 || shutdown(w->fd, SHUT_WR) != 0) return;
+  for (const double until = mm_now() + FINISH_S; wait_for(w, POLLIN, until, "end", &none);)
+    if (recv(w->fd, bytes, sizeof bytes, MSG_DONTWAIT) <= 0) return;
 }
 
 /* ---- messages ---- */

@@ -78,6 +78,9 @@ bool mm_wire_refused(mm_wire *w, const mm_wire_head *head, mm_err *err);
 bool mm_wire_unexpected(const mm_wire *w, const mm_wire_head *head, mm_err *err);
 /* Returns true if the peer has closed or sent something. */
 bool mm_wire_ended(const mm_wire *w);
+bool mm_wire_closed(const mm_wire *w); /* it has closed, and all that it sent was read */
+/* Says that nothing more comes, and reads for a moment what the peer had sent: closing at once would lose the last message. */
+void mm_wire_finish(mm_wire *w);
 void mm_wire_close(mm_wire *w);
 
 #endif

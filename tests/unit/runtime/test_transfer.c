@@ -1,0 +1,438 @@
+/* Prefill and decode in two schedulers (runtime/schedule/transfer.h): random requests get what they get alone while a proxy between the two
+ * cuts connections, flips bits and stalls, and while the side that computes prompts ends and begins again; peers that do not keep to the
+ * protocol are refused, and what is refused costs no request its reply. */
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "runtime/schedule/transfer_wire.h"
+#include "tests/unit/runtime/random_requests.h"
+
+enum { PLACES = 40 };
+
+/* ---- a proxy, each connection of it in a thread of its own ---- */
+
+static struct {
+  int fd;
+  uint16_t port;
+  _Atomic uint16_t to;
+  atomic_uint faults; /* of so many connections one is damaged; 0: none */
+  atomic_uint damaged, live;
+  atomic_bool stop;
+  pthread_t thread;
+} proxy;
+
+static uint64_t proxy_random(void) {
+  static _Atomic uint64_t state = 1;
+  return mm_scatter(state++);
+}
+
+static bool pass_on(int from, int to, long *until) {
+  char bytes[4096];
+  const ssize_t n = read(from, bytes, sizeof bytes);
+  if (n <= 0) return false;
+  if (*until >= 0 && *until < n) {
+    atomic_fetch_add(&proxy.damaged, 1);
+    if (proxy_random() % 2) return false;
+    bytes[*until] = (char)(bytes[*until] ^ 1 << proxy_random() % 8);
+    *until = -1;
+  } else if (*until >= 0) {
+    *until -= n;
+  }
+  for (ssize_t at = 0; at < n && !atomic_load(&proxy.stop);) {
+    struct pollfd p = {.fd = to, .events = POLLOUT};
+    const ssize_t done = poll(&p, 1, 50) > 0 ? send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
+    if (done < 0) return false;
+    at += done;
+  }
+  return true;
+}
+
+static void *pass_both(void *arg) {
+  const int in = (int)(intptr_t)arg;
+  mm_err err = {0};
+  atomic_bool never = false;
+  mm_wire out = {.fd = -1, .timeout = 5, .name = "proxy", .stop = &never};
+  char address[32];
+  snprintf(address, sizeof address, "127.0.0.1:%u", proxy.to);
+  const unsigned every = atomic_load(&proxy.faults);
+  long until = every && proxy_random() % every == 0 ? (long)(proxy_random() % 20000) : -1;
+  const bool back = proxy_random() % 4;
+  if (mm_wire_connect(&out, address, &err)) {
+    long whole = -1;
+    for (bool ok = true; ok && !atomic_load(&proxy.stop);) {
+      struct pollfd p[2] = {{.fd = in, .events = POLLIN}, {.fd = out.fd, .events = POLLIN}};
+      if (poll(p, 2, 50) <= 0) continue;
+      if (p[0].revents) ok = pass_on(in, out.fd, back ? &whole : &until);
+      if (ok && p[1].revents) ok = pass_on(out.fd, in, back ? &until : &whole);
+    }
+  }
+  mm_wire_close(&out);
+  close(in);
+  atomic_fetch_sub(&proxy.live, 1);
+  return NULL;
+}
+
+static void *run_proxy(void *arg) {
+  while (!atomic_load(&proxy.stop)) {
+    struct pollfd p = {.fd = proxy.fd, .events = POLLIN};
+    pthread_t t;
+    if (poll(&p, 1, 20) <= 0) continue;
+    const int fd = accept(proxy.fd, NULL, NULL);
+    if (fd < 0) continue;
+    atomic_fetch_add(&proxy.live, 1);
+    if (pthread_create(&t, NULL, pass_both, (void *)(intptr_t)fd) != 0) abort();
+    pthread_detach(t);
+  }
+  return arg;
+}
+
+static void proxy_open(void) {
+  mm_err err = {0};
+  atomic_store(&proxy.stop, false);
+  if ((proxy.fd = mm_wire_listen("127.0.0.1:0", &proxy.port, &err)) < 0) fail_msg("%s", err.text);
+  if (pthread_create(&proxy.thread, NULL, run_proxy, NULL) != 0) fail_msg("no thread");
+}
+
+static void proxy_close(void) {
+  atomic_store(&proxy.stop, true);
+  pthread_join(proxy.thread, NULL);
+  while (atomic_load(&proxy.live)) serving_pause();
+  close(proxy.fd);
+}
+
+/* ---- two schedulers over one model ---- */
+
+typedef struct pair {
+  serving w; /* decodes */
+  mm_engine *engine;
+  mm_scheduler *sender;
+  mm_scheduler_config c;
+  char from[32];
+} pair;
+
+static _Atomic uint64_t reported;
+static void count_report(void *user, const mm_err *err) {
+  (void)user;
+  if (getenv("ROUNDS")) print_message("%s\n", err->text);
+  atomic_fetch_add(&reported, 1);
+}
+
+static void open_sender(pair *p) {
+  mm_err err = {0};
+  mm_scheduler_config c = p->c;
+  c.transfer.from = NULL, c.transfer.listen = "127.0.0.1:0";
+  if (!(p->sender = mm_scheduler_open(p->engine, &c, &err))) fail_msg("%s", err.text);
+  proxy.to = mm_scheduler_port(p->sender);
+}
+
+/* The engine that decodes has these ops. `from`: NULL, or another address than the proxy's. */
+static void pair_open(pair *p, uint32_t k, uint32_t tp, uint32_t places, uint32_t least, const mm_ops *ops) {
+  mm_err err = {0};
+  const mm_limits l = {.max_tokens = 64, .slots = 6, .pages = 30};
+  *p = (pair){.c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 18, .report = count_report}};
+  serving_open_ops(&p->w, k < 2 ? kind(k) : ref_dims(MM_FAMILY_M3, false), tp, ops, l, p->c);
+  mm_limits other = l;
+  other.max_positions = POSITIONS;
+  p->engine = serving_engine(p->w.shards, &mm_ops_cpu, other, NULL);
+  p->c.offload_bytes = places * mm_engine_page_bytes(p->engine);
+  p->c.transfer = (mm_transfer_config){.least = least, .timeout = 1, .from = p->from};
+  proxy_open();
+  open_sender(p);
+  mm_scheduler_close(p->w.scheduler, true);
+  snprintf(p->from, sizeof p->from, "127.0.0.1:%u", proxy.port);
+  if (!(p->w.scheduler = mm_scheduler_open(p->w.engine, &p->c, &err))) fail_msg("%s", err.text);
+}
+
+static void check_pages(mm_engine *e) {
+  mm_err err = {0};
+  if (!mm_pages_check(mm_engine_pages(e), NULL, &err)) fail_msg("%s", err.text);
+  assert_int_equal(mm_pages_free(mm_engine_pages(e)), mm_pages_count(mm_engine_pages(e)));
+}
+
+static void pair_close(pair *p) {
+  mm_scheduler_stats t;
+  mm_scheduler_stats_read(p->w.scheduler, &t);
+  print_message("%llu prompts fetched, %llu computed here in place of that, %llu pages; %u connections damaged\n",
+                (unsigned long long)t.transfer.fetched, (unsigned long long)t.transfer.fallbacks, (unsigned long long)t.transfer.pages_in,
+                atomic_load(&proxy.damaged));
+  mm_scheduler_close(p->sender, below(2));
+  check_pages(p->engine);
+  proxy_close();
+  mm_engine_close(p->engine);
+  serving_close(&p->w, true);
+}
+
+static mm_ops poisoning(void) {
+  mm_ops ops = mm_ops_cpu;
+  ops.begin = poisoning_begin;
+  return ops;
+}
+
+/* Whole and damaged connections, much host memory and little. */
+TEST(test_random) {
+  const mm_ops ops = poisoning();
+  pair p;
+  mm_scheduler_stats t;
+  for (uint32_t k = 0; k < 3; k++) {
+    pair_open(&p, k, 1 + k % 2, 600, 1, &ops);
+    random_requests(&p.w, UINT32_MAX, 1);
+    serving_settled(&p.w, &t);
+    assert_true(t.transfer.fetched > 0 && t.transfer.pages_in >= t.transfer.fetched);
+    assert_int_equal(t.transfer.fallbacks, 0);
+    atomic_store(&proxy.faults, 2);
+    random_requests(&p.w, UINT32_MAX, 1);
+    atomic_store(&proxy.faults, 0);
+    pair_close(&p);
+    pair_open(&p, k, 1, 7, 60, &ops);
+    random_requests(&p.w, UINT32_MAX, 1);
+    pair_close(&p);
+  }
+  assert_true(atomic_load(&proxy.damaged) > 0 && atomic_load(&reported) > 0);
+}
+
+/* ---- peers that do not keep to the protocol ---- */
+
+static atomic_bool never;
+
+/* Says hello to the sender, as the decoding side does, or with another profile. */
+static mm_wire greet(const pair *p, mm_wire_profile *profile) {
+  mm_err err = {0};
+  mm_wire w = {.fd = -1, .timeout = 5, .name = "test", .stop = &never};
+  char address[32];
+  snprintf(address, sizeof address, "127.0.0.1:%u", mm_scheduler_port(p->sender));
+  if (!mm_wire_connect(&w, address, &err) || !mm_wire_send(&w, MM_WIRE_HELLO, &(mm_wire_part){profile, sizeof *profile}, 1, &err) ||
+      !mm_wire_expect(&w, MM_WIRE_HELLO, profile, sizeof *profile, &err))
+    fail_msg("%s", err.text);
+  return w;
+}
+
+/* The sender closes the connection, with a text that has this word. */
+static void refused(mm_wire *w, const char *word) {
+  mm_err err = {0};
+  mm_wire_head head;
+  for (head = (mm_wire_head){.kind = MM_WIRE_BEAT}; head.kind == MM_WIRE_BEAT || head.kind == MM_WIRE_PAGE;) {
+    char body[1 << 16];
+    if (!mm_wire_head_read(w, &head, &err)) fail_msg("%s: %s", word, err.text);
+    if (head.kind != MM_WIRE_ERROR && !mm_wire_body_read(w, &head, &(mm_wire_part){body, head.bytes}, 1, &err)) fail_msg("%s", err.text);
+  }
+  assert_int_equal(head.kind, MM_WIRE_ERROR);
+  assert_false(mm_wire_refused(w, &head, &err));
+  if (!strstr(err.text, word)) fail_msg("found %s, expected %s", err.text, word);
+  mm_wire_close(w);
+}
+
+static void ask(const pair *p, mm_wire_request q, const void *numbers, size_t bytes, const char *word) {
+  mm_err err = {0};
+  mm_wire_profile profile = {.fact = {0}};
+  mm_wire w = greet(p, &profile);
+  mm_wire_close(&w);
+  w = greet(p, &profile);
+  const mm_wire_part part[] = {{&q, sizeof q}, {(void *)numbers, bytes}};
+  if (!mm_wire_send(&w, MM_WIRE_REQUEST, part, 2, &err)) fail_msg("%s", err.text);
+  refused(&w, word);
+}
+
+/* Requests that the side which computes prompts refuses. */
+TEST(test_bad_requests) {
+  const mm_ops ops = poisoning();
+  static int32_t id[POSITIONS + MM_WIRE_BOUNDARIES + 1];
+  mm_wire_profile other = {.fact = {0}};
+  pair p;
+  pair_open(&p, 1, 1, 100, 1, &ops);
+  mm_wire w = greet(&p, &other); /* of a peer with another version, whose profile becomes the sender's */
+  refused(&w, "version of the protocol: found 0 there, expected 1");
+  const char *const odd = "does not belong there";
+  ask(&p, (mm_wire_request){.count = 10}, id, 9 * sizeof *id, odd);
+  ask(&p, (mm_wire_request){.count = 0}, id, 4, odd);
+  ask(&p, (mm_wire_request){.count = 10, .from = 1}, id, 10 * sizeof *id, odd);
+  ask(&p, (mm_wire_request){.count = 10, .priority = INT64_MAX}, id, 10 * sizeof *id, odd);
+  ask(&p, (mm_wire_request){.count = UINT64_MAX - 9, .boundaries = 20}, id, 10 * sizeof *id, odd);
+  ask(&p, (mm_wire_request){.count = 10, .boundaries = 257}, id, 267 * sizeof *id, odd);
+  ask(&p, (mm_wire_request){.count = POSITIONS + 1}, id, (POSITIONS + 1) * sizeof *id, odd);
+  ask(&p, (mm_wire_request){.count = POSITIONS}, id, POSITIONS * sizeof *id, "E_BATCH");
+  ask(&p, (mm_wire_request){.count = 10, .boundaries = 2}, id, 12 * sizeof *id, "E_BATCH");
+  id[3] = -1;
+  ask(&p, (mm_wire_request){.count = 10}, id, 10 * sizeof *id, "E_BATCH");
+  id[3] = 0;
+  w = greet(&p, &other);
+  assert_int_equal(send(w.fd, "GET / HTTP/1.1\r\nHost: example.org of more than 48 bytes\r\n\r\n", 60, MSG_NOSIGNAL), 60);
+  refused(&w, "begin no message");
+  pair_close(&p);
+}
+
+/* What the side that computes prompts sends in place of its pages. */
+typedef enum bad_reply {
+  WRONG_PROFILE,
+  SILENCE,
+  CLOSES,
+  GARBAGE,
+  OTHER_INDEX,
+  SHORT_PAGE,
+  LONG_PAGE,
+  DIGEST,
+  NO_PAGES,
+  MORE_PAGES,
+  A_STATE,
+  BEAT,
+  HELLO_AGAIN,
+  TEXT,
+  LONG_TEXT,
+  BAD_REPLIES
+} bad_reply;
+
+typedef struct impostor {
+  int fd;
+  uint16_t port;
+  uint64_t page_bytes;
+  mm_wire_profile profile;
+  bad_reply reply;
+  atomic_bool stop;
+} impostor;
+
+static void reply_badly(impostor *a, mm_wire *w) {
+  mm_err none = {0};
+  char *bytes = calloc(1, a->page_bytes + 64);
+  uint64_t index = 0;
+  mm_wire_part page[] = {{&index, sizeof index}, {bytes, a->page_bytes}};
+  bool ok = true;
+  switch (a->reply) {
+    case SILENCE:
+      for (uint32_t i = 0; i < 4000 && !mm_wire_ended(w); i++) serving_pause();
+      break;
+    case GARBAGE: ok = send(w->fd, bytes, 64, MSG_NOSIGNAL) == 64; break;
+    case OTHER_INDEX: index = 1, ok = mm_wire_send(w, MM_WIRE_PAGE, page, 2, &none); break;
+    case SHORT_PAGE: page[1].bytes--, ok = mm_wire_send(w, MM_WIRE_PAGE, page, 2, &none); break;
+    case LONG_PAGE: page[1].bytes++, ok = mm_wire_send(w, MM_WIRE_PAGE, page, 2, &none); break;
+    case DIGEST: {
+      mm_wire_head head = {.magic = "mmkv", .kind = MM_WIRE_PAGE, .bytes = 8 + a->page_bytes};
+      ok = send(w->fd, &head, sizeof head, MSG_NOSIGNAL) > 0 && send(w->fd, &index, 8, MSG_NOSIGNAL) > 0 &&
+           send(w->fd, bytes, a->page_bytes, MSG_NOSIGNAL) > 0;
+      break;
+    }
+    case MORE_PAGES:
+      for (; index < 5 && ok; index++) ok = mm_wire_send(w, MM_WIRE_PAGE, page, 2, &none);
+      break;
+    case NO_PAGES: ok = mm_wire_send(w, MM_WIRE_DONE, NULL, 0, &none); break;
+    case A_STATE: ok = mm_wire_send(w, MM_WIRE_STATE, page, 1, &none); break;
+    case BEAT: index = 1000, ok = mm_wire_send(w, MM_WIRE_BEAT, page, 1, &none); break;
+    case HELLO_AGAIN: ok = mm_wire_send(w, MM_WIRE_HELLO, page, 1, &none); break;
+    case TEXT: ok = mm_wire_send(w, MM_WIRE_ERROR, &(mm_wire_part){"\x1b[31m no", 8}, 1, &none); break;
+    case LONG_TEXT: ok = mm_wire_send(w, MM_WIRE_ERROR, &(mm_wire_part){bytes, MM_WIRE_TEXT + 1}, 1, &none); break;
+    case WRONG_PROFILE:
+    case CLOSES:
+    case BAD_REPLIES: break;
+  }
+  (void)ok;
+  for (uint32_t i = 0; i < 4000 && a->reply != CLOSES && !mm_wire_ended(w); i++) serving_pause();
+  free(bytes);
+}
+
+static void *run_impostor(void *arg) {
+  impostor *a = arg;
+  while (!atomic_load(&a->stop)) {
+    mm_err none = {0};
+    mm_wire_head head;
+    mm_wire_profile peer;
+    static char body[1 << 14];
+    struct pollfd p = {.fd = a->fd, .events = POLLIN};
+    if (poll(&p, 1, 20) <= 0) continue;
+    mm_wire w = {.fd = accept(a->fd, NULL, NULL), .timeout = 5, .name = "test", .stop = &never};
+    mm_wire_profile own = a->profile;
+    own.fact[10] += a->reply == WRONG_PROFILE;
+    if (mm_wire_expect(&w, MM_WIRE_HELLO, &peer, sizeof peer, &none) &&
+        mm_wire_send(&w, MM_WIRE_HELLO, &(mm_wire_part){&own, sizeof own}, 1, &none) && mm_wire_head_read(&w, &head, &none) &&
+        head.bytes <= sizeof body && mm_wire_body_read(&w, &head, &(mm_wire_part){body, head.bytes}, 1, &none))
+      reply_badly(a, &w);
+    mm_wire_close(&w);
+  }
+  return NULL;
+}
+
+TEST(test_bad_replies) {
+  const mm_ops ops = poisoning();
+  pair p;
+  pthread_t t;
+  mm_err err = {0};
+  static impostor a;
+  pair_open(&p, 1, 1, 100, 1, &ops);
+  mm_wire w = greet(&p, &a.profile);
+  mm_wire_close(&w);
+  w = greet(&p, &a.profile);
+  mm_wire_close(&w);
+  a.page_bytes = mm_engine_page_bytes(p.engine);
+  if ((a.fd = mm_wire_listen("127.0.0.1:0", &a.port, &err)) < 0 || pthread_create(&t, NULL, run_impostor, &a) != 0)
+    fail_msg("%s", err.text);
+  snprintf(p.from, sizeof p.from, "127.0.0.1:%u", a.port);
+  p.c.transfer.timeout = 0.3;
+  mm_scheduler_close(p.w.scheduler, true);
+  a.reply = WRONG_PROFILE;
+  assert_null(mm_scheduler_open(p.w.engine, &p.c, &err));
+  if (err.status != MM_USAGE || !strstr(err.text, "bytes of a page")) fail_msg("%s", err.text);
+  for (a.reply = SILENCE; a.reply < BAD_REPLIES; a.reply++) {
+    mm_scheduler_stats s;
+    client c = {.r = {.max_tokens = 5}};
+    err = (mm_err){0};
+    fill(&c, 3, 150);
+    client_ready(&p.w, &c);
+    if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &p.c, &err))) fail_msg("%s", err.text);
+    client_submit(&p.w, &c);
+    client_check(&c);
+    serving_settled(&p.w, &s);
+    if (s.transfer.fallbacks != 1 || s.transfer.fetched) fail_msg("reply %d was taken", (int)a.reply);
+    mm_scheduler_close(p.w.scheduler, true);
+  }
+  atomic_store(&a.stop, true);
+  pthread_join(t, NULL);
+  close(a.fd);
+  if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &(mm_scheduler_config){.step_tokens = 4}, &err))) fail_msg("%s", err.text);
+  pair_close(&p);
+}
+
+/* The side that computes prompts ends at random moments, and begins again. */
+static atomic_bool killing;
+static void *kill_sender(void *arg) {
+  pair *p = arg;
+  while (atomic_load(&killing)) {
+    for (uint64_t i = proxy_random() % 300; i-- > 0;) serving_pause();
+    mm_scheduler_close(p->sender, false);
+    check_pages(p->engine);
+    for (uint64_t i = proxy_random() % 30; i-- > 0;) serving_pause();
+    open_sender(p);
+  }
+  return NULL;
+}
+
+TEST(test_killed) {
+  const mm_ops ops = poisoning();
+  pthread_t t;
+  pair p;
+  uint64_t fetched = 0, fallbacks = 0;
+  for (uint32_t k = 0; k < 2; k++) {
+    pair_open(&p, k, 1, 200, 1, &ops);
+    p.c.transfer.timeout = 0.05;
+    atomic_store(&killing, true);
+    if (pthread_create(&t, NULL, kill_sender, &p) != 0) fail_msg("no thread");
+    for (uint32_t again = 0; again < 2; again++) {
+      random_requests(&p.w, UINT32_MAX, 1);
+      mm_err err = {0};
+      /* The side that decodes ends with what it fetches. */
+      client c;
+      random_client(&p.w, &c, UINT32_MAX);
+      client_submit(&p.w, &c);
+      mm_scheduler_stats s;
+      mm_scheduler_stats_read(p.w.scheduler, &s);
+      fetched += s.transfer.fetched, fallbacks += s.transfer.fallbacks;
+      mm_scheduler_close(p.w.scheduler, false);
+      client_check(&c);
+      if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &p.c, &err))) fail_msg("%s", err.text);
+    }
+    atomic_store(&killing, false);
+    pthread_join(t, NULL);
+    pair_close(&p);
+  }
+  print_message("%llu prompts fetched, %llu computed here in place of that\n", (unsigned long long)fetched, (unsigned long long)fallbacks);
+  assert_true(fetched + fallbacks > 0);
+}
+
+int main(void) { return run_unit_tests(NULL, NULL); }
