@@ -52,8 +52,8 @@ mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, 
 
 /* From now on some do: a place is free only when its moves have ended. */
 void mm_prefix_cache_share(mm_prefix_cache *c);
-/* place[count] that are the caller's until given back or put; false with none taken where there are too few. Entries that were not used for
- * longest make room. */
+/* place[count], rising, that are the caller's until given back or put; false with none taken where there are too few. Entries that were not
+ * used for longest make room. */
 MM_MUST_USE bool mm_prefix_cache_take_places(mm_prefix_cache *c, uint32_t *place, uint32_t count);
 void mm_prefix_cache_free_place(mm_prefix_cache *c, uint32_t place);
 /* Lists a move of a page, to which somebody refers, to a place of the caller's; out of memory: false. */

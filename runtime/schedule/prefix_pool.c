@@ -128,6 +128,7 @@ bool mm_prefix_cache_take_places(mm_prefix_cache *c, uint32_t *place, uint32_t c
     while (i-- > 0) mm_prefix_free_place(c, place[i]);
     return false;
   }
+  qsort(place, count, sizeof *place, mm_by_u32);
   return true;
 }
 

@@ -170,7 +170,7 @@ static void publish(mm_scheduler *s) {
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
     own->disk_failed = n.failed;
   }
-  mm_transfer_read_stats(s, &own->transfer);
+  mm_receive_stats(s, &own->transfer);
   pthread_mutex_lock(&s->lock);
   own->requests = s->stats.requests;
   own->refused = s->stats.refused;
@@ -335,6 +335,7 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
   *out = s->stats;
   out->waiting = s->live > out->running ? s->live - out->running : 0;
   pthread_mutex_unlock(&s->lock);
+  mm_send_stats(s, &out->transfer);
 }
 
 bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->groups.cache; }

@@ -266,6 +266,7 @@ void mm_send_leave(mm_scheduler *s, const job *j, bool keep);
 void mm_send_ended(mm_scheduler *s, mm_sending *g, mm_finish reason, const mm_err *err);
 /* Moves have failed: so has everything under way. */
 void mm_send_fail(mm_scheduler *s);
+void mm_send_stats(mm_scheduler *s, mm_transfer_stats *out); /* any thread */
 /* Returns true if some prompt is being sent. *waits becomes false if pages of it are on their way to host memory. */
 bool mm_send_busy(const mm_scheduler *s, bool *waits);
 
@@ -280,7 +281,7 @@ void mm_receive_leave(job *j);
 /* The job has its first slot, and in it what the cache has. */
 void mm_receive_entered(mm_scheduler *s, job *j);
 bool mm_receive_busy(const mm_scheduler *s);
-void mm_transfer_read_stats(mm_scheduler *s, mm_transfer_stats *out);
+void mm_receive_stats(mm_scheduler *s, mm_transfer_stats *out);
 /* Nothing can be stepped: waits a little where prompts are being sent or fetched. */
 void mm_transfer_idle(mm_scheduler *s);
 

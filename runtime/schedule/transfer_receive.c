@@ -195,18 +195,13 @@ bool mm_receive_busy(const mm_scheduler *s) {
   return busy;
 }
 
-void mm_transfer_read_stats(mm_scheduler *s, mm_transfer_stats *out) {
+void mm_receive_stats(mm_scheduler *s, mm_transfer_stats *out) {
   *out = (mm_transfer_stats){0};
   if (s->offload.receiver) {
     *out = s->offload.receiver->stats;
     pthread_mutex_lock(&s->offload.receiver->lock);
     for (const mm_fetch *f = s->offload.receiver->first; f; f = f->next) out->running++;
     pthread_mutex_unlock(&s->offload.receiver->lock);
-  }
-  if (s->offload.sender) {
-    pthread_mutex_lock(&s->offload.sender->lock);
-    *out = s->offload.sender->stats;
-    pthread_mutex_unlock(&s->offload.sender->lock);
   }
 }
 

@@ -198,6 +198,13 @@ void mm_send_ended(mm_scheduler *s, mm_sending *g, mm_finish reason, const mm_er
   pthread_mutex_unlock(&t->lock);
 }
 
+void mm_send_stats(mm_scheduler *s, mm_transfer_stats *out) {
+  if (!s->offload.sender) return;
+  pthread_mutex_lock(&s->offload.sender->lock);
+  *out = s->offload.sender->stats;
+  pthread_mutex_unlock(&s->offload.sender->lock);
+}
+
 bool mm_send_busy(const mm_scheduler *s, bool *waits) {
   mm_sender *t = s->offload.sender;
   if (!t) return false;
