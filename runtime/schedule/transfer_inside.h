@@ -91,7 +91,7 @@ struct mm_receiver {
   mm_fetch *first; /* all, oldest first */
   bool closing;
   uint32_t held;     /* the scheduler's thread's: places of fetches */
-  double down_until; /* no connection could be made: none is tried before */
+  double down_until; /* no connection could be made: none is tried for as long as that took */
   mm_err down;
   mm_transfer_stats stats; /* the scheduler's thread's */
 };

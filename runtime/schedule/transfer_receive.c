@@ -6,8 +6,6 @@
 
 #include "runtime/schedule/transfer_inside.h"
 
-#define DOWN_SHARE 0.2 /* of the timeout, in which a server that could not be reached is not tried again */
-
 bool mm_receive_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.transfer.from) return true;
   mm_receiver *r = s->offload.receiver = mm_calloc(1, sizeof *r, err);
@@ -139,7 +137,7 @@ static void end_fetch(mm_scheduler *s, mm_fetch *f) {
   r->stats.bytes_in += f->bytes;
   r->stats.wait_seconds += mm_now() - f->began;
   if (j) j->fetch = NULL, j->fetch_state = FETCH_CAME;
-  if (f->unreached && j) r->down = f->err, r->down_until = mm_now() + DOWN_SHARE * s->c.transfer.timeout;
+  if (f->unreached && j) r->down = f->err, r->down_until = 2 * mm_now() - f->began;
   if (f->ok &&
       !mm_prefix_cache_put_places(s->groups.cache[0], f->request.salt, f->token, (uint32_t)f->request.count, f->place, &f->state)) {
     mm_fail(&f->err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "the prefix cache has no room for it any more");

@@ -136,7 +136,7 @@ static void pair_open(pair *p, uint32_t k, uint32_t tp, uint32_t places, uint32_
   other.max_positions = POSITIONS;
   p->engine = serving_engine(p->w.shards, &mm_ops_cpu, other, NULL);
   p->c.offload_bytes = places * mm_engine_page_bytes(p->engine);
-  p->c.transfer = (mm_transfer_config){.least = least, .timeout = 1, .from = p->from};
+  p->c.transfer = (mm_transfer_config){.least = least, .timeout = 60, .from = p->from};
   proxy_open();
   open_sender(p);
   mm_scheduler_close(p->w.scheduler, true);
@@ -394,7 +394,7 @@ static atomic_bool killing;
 static void *kill_sender(void *arg) {
   pair *p = arg;
   while (atomic_load(&killing)) {
-    for (uint64_t i = proxy_random() % 300; i-- > 0;) serving_pause();
+    for (uint64_t i = proxy_random() % 1000; i-- > 0;) serving_pause();
     mm_scheduler_close(p->sender, false);
     check_pages(p->engine);
     for (uint64_t i = proxy_random() % 30; i-- > 0;) serving_pause();
@@ -410,7 +410,7 @@ TEST(test_killed) {
   uint64_t fetched = 0, fallbacks = 0;
   for (uint32_t k = 0; k < 2; k++) {
     pair_open(&p, k, 1, 200, 1, &ops);
-    p.c.transfer.timeout = 0.05;
+    p.c.transfer.timeout = 5;
     atomic_store(&killing, true);
     if (pthread_create(&t, NULL, kill_sender, &p) != 0) fail_msg("no thread");
     for (uint32_t again = 0; again < 2; again++) {
