@@ -222,7 +222,7 @@ static void refused(mm_wire *w, const char *word) {
   mm_wire_close(w);
 }
 
-static void ask(const pair *p, mm_wire_request q, const void *numbers, size_t bytes, const char *word) {
+static void send_request(const pair *p, mm_wire_request q, const void *numbers, size_t bytes, const char *word) {
   mm_err err = {0};
   mm_wire_profile profile = {.fact = {0}};
   mm_wire w = greet(p, &profile);
@@ -243,17 +243,17 @@ TEST(test_bad_requests) {
   mm_wire w = greet(&p, &other); /* of a peer with another version, whose profile becomes the sender's */
   refused(&w, "version of the protocol: found 0 there, expected 1");
   const char *const odd = "does not belong there";
-  ask(&p, (mm_wire_request){.count = 10}, id, 9 * sizeof *id, odd);
-  ask(&p, (mm_wire_request){.count = 0}, id, 4, odd);
-  ask(&p, (mm_wire_request){.count = 10, .from = 1}, id, 10 * sizeof *id, odd);
-  ask(&p, (mm_wire_request){.count = 10, .priority = INT64_MAX}, id, 10 * sizeof *id, odd);
-  ask(&p, (mm_wire_request){.count = UINT64_MAX - 9, .boundaries = 20}, id, 10 * sizeof *id, odd);
-  ask(&p, (mm_wire_request){.count = 10, .boundaries = 257}, id, 267 * sizeof *id, odd);
-  ask(&p, (mm_wire_request){.count = POSITIONS + 1}, id, (POSITIONS + 1) * sizeof *id, odd);
-  ask(&p, (mm_wire_request){.count = POSITIONS}, id, POSITIONS * sizeof *id, "E_BATCH");
-  ask(&p, (mm_wire_request){.count = 10, .boundaries = 2}, id, 12 * sizeof *id, "E_BATCH");
+  send_request(&p, (mm_wire_request){.count = 10}, id, 9 * sizeof *id, odd);
+  send_request(&p, (mm_wire_request){.count = 0}, id, 4, odd);
+  send_request(&p, (mm_wire_request){.count = 10, .from = 1}, id, 10 * sizeof *id, odd);
+  send_request(&p, (mm_wire_request){.count = 10, .priority = INT64_MAX}, id, 10 * sizeof *id, odd);
+  send_request(&p, (mm_wire_request){.count = UINT64_MAX - 9, .boundaries = 20}, id, 10 * sizeof *id, odd);
+  send_request(&p, (mm_wire_request){.count = 10, .boundaries = 257}, id, 267 * sizeof *id, odd);
+  send_request(&p, (mm_wire_request){.count = POSITIONS + 1}, id, (POSITIONS + 1) * sizeof *id, odd);
+  send_request(&p, (mm_wire_request){.count = POSITIONS}, id, POSITIONS * sizeof *id, "E_BATCH");
+  send_request(&p, (mm_wire_request){.count = 10, .boundaries = 2}, id, 12 * sizeof *id, "E_BATCH");
   id[3] = -1;
-  ask(&p, (mm_wire_request){.count = 10}, id, 10 * sizeof *id, "E_BATCH");
+  send_request(&p, (mm_wire_request){.count = 10}, id, 10 * sizeof *id, "E_BATCH");
   id[3] = 0;
   w = greet(&p, &other);
   assert_int_equal(send(w.fd, "GET / HTTP/1.1\r\nHost: example.org of more than 48 bytes\r\n\r\n", 60, MSG_NOSIGNAL), 60);
