@@ -58,6 +58,8 @@ static const foreign table[] = {
     {"swap-space", "kv-offload", SERVED ", by the name --kv-offload"},
     {"kv-offloading-size", "kv-offload", SERVED ", by the name --kv-offload"},
     {"hicache-size", "kv-offload", SERVED ", by the name --kv-offload"},
+    {"kv-transfer-config", "prefill-from", SERVED ", by the names --kv-listen and --prefill-from"},
+    {"disaggregation-mode", "prefill-from", SERVED ", by the names --kv-listen and --prefill-from"},
     {"metrics", "metric-names", SERVED ", by the name --metric-names llama.cpp"},
     {"n-gpu-layers", "device", "--device cuda computes every layer on GPUs"},
 };

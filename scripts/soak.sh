@@ -18,7 +18,8 @@
 #   layer    one real-size layer of M1 and of M2, converted and verified against its source (17 GB of disk; LAYER=m2: 8 GB)
 #   schedules  100 times SCALE random steps of the engine on each cut and model, compared with the oracle of test_schedules
 #   scheduler  SCALE times the random requests of the scheduler's unit tests
-#   serve    64 streams for SERVE_SECONDS (600), a good client among 1,000 slow connections, 100 times SCALE mutated requests, and random requests
+#   serve    64 streams for SERVE_SECONDS (600), a good client among 1,000 slow connections, 100 times SCALE mutated requests, two servers of which one
+#            is killed, and random requests
 #            of which each must get what it gets alone
 #   fuzz     inputs to each fuzz target until tests/fuzz/RUNS.md counts FUZZ_RUNS (100,000,000), at most FUZZ_LIMIT seconds (14,400)
 # SCALE=N (100) does N percent of the cases of each part but mpi, speed, memory, layer and fuzz. SOAK_DIR is where they write (BUILD/soak/tmp); on a tmpfs they are faster.
@@ -75,11 +76,11 @@ run() {
     mpi) sh tests/fault/shares.sh && sh tests/fault/processes.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
-    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && hostile $((100 * scale)) ;;
+    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && SOAK=$(((19 + scale) / 20)) python3 tests/cli/serve_split.py && hostile $((100 * scale)) ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
     schedules) echo "$ STEPS=$((100 * scale)) test_schedules" && STEPS=$((100 * scale)) "$BUILD/tests/unit/runtime/test_schedules" ;;
     scheduler)
-      for t in scheduler ahead drafts; do
+      for t in scheduler ahead drafts transfer; do
         echo "$ ROUNDS=$scale test_$t"
         ROUNDS=$scale "$BUILD/tests/unit/runtime/test_$t" || return 1
       done ;;

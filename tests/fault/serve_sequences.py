@@ -2,7 +2,7 @@
 """serve_sequences.py [REQUESTS] [SEED] [RANKS [KIND]]: random requests to a server that has too little of everything, beside one that has time.
 
 Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, also in host memory and on disk, drafts by
-lookup or by a packed draft, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time and keeps
+lookup or by a packed draft, has prompts computed by a third server, which is killed now and then, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time and keeps
 nothing. Some requests go on where an earlier reply ended. Requests of every API begin alike, go on differently,
 come in bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the
 middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
@@ -326,6 +326,33 @@ def dummy_m3():
     return folder
 
 
+class Prompts:
+    """A server that computes prompts for another one; killed and begun again, at the same port, while a block runs. off: there is none."""
+
+    def __init__(self, packed, options, off):
+        self.packed, self.options, self.off, self.kv_port = packed, options, off, 0
+        self.begin()
+
+    def begin(self):
+        if not self.off:
+            self.server = Patient(self.packed, *self.options, "--kv-listen", f"127.0.0.1:{self.kv_port}")
+            self.kv_port = int(self.server.wait_for(r"computed for other servers at \S+:(\d+)"))
+
+    def kill(self, after):
+        time.sleep(after)
+        if not self.off:
+            self.server.process.kill()
+            self.server.process.wait()
+            self.begin()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *why):
+        if not self.off:
+            self.server.__exit__(*why)
+
+
 def model(source, chat, options, count):
     rng = random.Random(f"{SEED} {source} {options}")
     packed = dummy_m3() if "dummy" in options else with_draft(source, *options) if "--draft" in options else convert(source, *options)
@@ -353,7 +380,9 @@ def model(source, chat, options, count):
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", drafts, *offload, *common]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
-    with Patient(packed, *plenty) as calm, Patient(packed, *small) as busy:
+    there = ["--max-num-seqs", "4", "--kv-cache-tokens", str(4 * length), "--max-model-len", str(length), "--drafts", drafts, "--kv-offload", "64M", *common]
+    with Prompts(packed, there, not offload or rng.random() < 0.3) as prompts, Patient(packed, *plenty) as calm, \
+            Patient(packed, *small, *([] if prompts.off else ["--prefill-from", f"127.0.0.1:{prompts.kv_port}", "--prefill-min", rng.choice(["1", "20", "80"])])) as busy:
         descriptors = len(os.listdir(f"/proc/{busy.process.pid}/fd"))
         expected = [ask(calm, path, body) for path, body, _ in jobs]
         with ThreadPoolExecutor(6) as pool:
@@ -367,8 +396,10 @@ def model(source, chat, options, count):
         more = [c for job, want in zip(jobs, expected) if (c := continued(rng, job, want))]
         more = [(path, prompt_of(calm, body) if path == "/v1/completions" else body, how) for path, body, how in more]
         wanted = [ask(calm, path, body) for path, body, _ in more]
-        with ThreadPoolExecutor(6) as pool:
+        with ThreadPoolExecutor(7) as pool:
+            killed = pool.submit(prompts.kill, rng.choice([0.01, 0.1, 0.3]))
             found = list(pool.map(one, [(busy, i, *job) for i, job in enumerate(more)]))
+            killed.result()
         for job, got, want in zip(more, found, wanted):
             figures["continued"] += 1
             judge(job, got, want, where + ", continued")
@@ -376,6 +407,8 @@ def model(source, chat, options, count):
         figures["preempted"] += int(v["requests_preempted_total"])
         figures["accepted"] += int(v["accepted_tokens_total"])
         figures["fetched"] += int(v["offload_hits_total"])
+        figures["elsewhere"] += int(v["prefill_fetched_total"])
+        figures["lost"] += int(v["prefill_fallbacks_total"])
         last = [j for j in jobs if j[2] in ("at once", "stream", "slow")][:8]
         with ThreadPoolExecutor(8) as pool:
             ends = [pool.submit(last_one, (busy, i, *job)) for i, job in enumerate(last)]
@@ -408,5 +441,5 @@ for source, chat, how in MODELS:
     model(source, chat, how, COUNT // len(MODELS))
 print(f"{COUNT} requests, {figures[200]} answered, {figures['stream']} streamed, {figures['slow']} slowly, {figures['late']} with little time, {figures['leave']} clients went "
       f"away, {figures['continued']} went on with a reply, "
-      f"{figures['preempted']} times a request was taken out, {figures['accepted']} proposed tokens were right, {figures['fetched']} came back from memory or disk, {figures['ending']} answered while the server ended: {figures['wrong']} other than alone (seed {SEED})")
+      f"{figures['preempted']} times a request was taken out, {figures['accepted']} proposed tokens were right, {figures['fetched']} came back from memory or disk, {figures['elsewhere']} prompts were computed elsewhere and {figures['lost']} not, {figures['ending']} answered while the server ended: {figures['wrong']} other than alone (seed {SEED})")
 sys.exit(figures["wrong"] > 0)

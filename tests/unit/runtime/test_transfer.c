@@ -114,7 +114,7 @@ typedef struct pair {
 static _Atomic uint64_t reported;
 static void count_report(void *user, const mm_err *err) {
   (void)user;
-  if (getenv("ROUNDS")) print_message("%s\n", err->text);
+  if (getenv("SHOW")) print_message("%s\n", err->text);
   atomic_fetch_add(&reported, 1);
 }
 
