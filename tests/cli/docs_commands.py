@@ -39,6 +39,8 @@ NOT_RUN = {
     "minimax-hold /models/m2-tp1 /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
     "mpirun --host a,b -n 1 minimax-serve /models/m1-tp8-pp2 --device cuda : -n 1 minimax-worker /models/m1-tp8-pp2":
         "needs two hosts: tests/fault/processes.sh has two processes of one",
+    "minimax-serve /models/m2-tp1 --device cuda --devices 1 --port 8001 --kv-listen 127.0.0.1:9000 --kv-offload 8G --max-num-batched-tokens 8192": "needs two GPUs: tests/cli/serve_split.py has both on CPUs",
+    "minimax-serve /models/m2-tp1 --device cuda --devices 0 --port 8000 --prefill-from 127.0.0.1:9000 --kv-offload 64G": "as the one before",
     "minimax-serve /models/m2-tp1 --device cuda --attach /run/minimax/hold.sock": "needs a GPU: scripts/gpu.sh has it, part hold",
 }
 WORDS = {"MiniMaxAI/MiniMax-M2.7": TINY, "MiniMaxAI/MiniMax-M1-80k": "tests/data/tiny-m1", "/models/m2.7": "DIR", "/models/m1": "m1", "KEY": "key",
