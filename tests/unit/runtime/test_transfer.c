@@ -101,6 +101,44 @@ static void proxy_close(void) {
   close(proxy.fd);
 }
 
+/* ---- a device whose copies are made when `moved` is called, some of them: what is sent before holds something else ---- */
+
+enum { LATE_BACKENDS = 4, LATE_MOVES = 8192 };
+static struct late {
+  const mm_backend *b;
+  uint32_t first, count, state;
+  uint64_t number[LATE_MOVES];
+  mm_page_move move[LATE_MOVES];
+} late[LATE_BACKENDS];
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct late *late_of(const mm_backend *b) {
+  pthread_mutex_lock(&late_lock);
+  uint32_t i = 0;
+  while (i < LATE_BACKENDS - 1 && late[i].b && late[i].b != b) i++;
+  late[i].b = b;
+  pthread_mutex_unlock(&late_lock);
+  return &late[i];
+}
+
+static bool late_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err) {
+  struct late *l = late_of(b);
+  if (l->count + count > LATE_MOVES) return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "more moves than the test has room for");
+  for (uint32_t i = 0; i < count; i++) l->number[l->count] = number, l->move[l->count++] = move[i];
+  return true;
+}
+
+static bool late_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err) {
+  struct late *l = late_of(b);
+  while (l->first < l->count && (wait || (l->state = l->state * 1664525 + 1013904223) / 65536 % 4)) {
+    if (!mm_cpu_move(b, l->number[l->first], &l->move[l->first], 1, err)) return false;
+    l->first++;
+  }
+  *oldest = l->first < l->count ? l->number[l->first] : UINT64_MAX;
+  if (l->first == l->count) l->first = l->count = 0;
+  return true;
+}
+
 /* ---- two schedulers over one model ---- */
 
 typedef struct pair {
@@ -108,6 +146,7 @@ typedef struct pair {
   mm_engine *engine;
   mm_scheduler *sender;
   mm_scheduler_config c;
+  mm_ops there;
   char from[32];
 } pair;
 
@@ -134,7 +173,10 @@ static void pair_open(pair *p, uint32_t k, uint32_t tp, uint32_t places, uint32_
   serving_open_ops(&p->w, k < 2 ? kind(k) : ref_dims(MM_FAMILY_M3, false), tp, ops, l, p->c);
   mm_limits other = l;
   other.max_positions = POSITIONS;
-  p->engine = serving_engine(p->w.shards, &mm_ops_cpu, other, NULL);
+  p->there = *ops;
+  p->there.begin = mm_ops_cpu.begin;
+  memset(late, 0, sizeof late);
+  p->engine = serving_engine(p->w.shards, &p->there, other, NULL);
   p->c.offload_bytes = places * mm_engine_page_bytes(p->engine);
   p->c.transfer = (mm_transfer_config){.least = least, .timeout = 60, .from = p->from};
   proxy_open();
@@ -165,7 +207,7 @@ static void pair_close(pair *p) {
 
 static mm_ops poisoning(void) {
   mm_ops ops = mm_ops_cpu;
-  ops.begin = poisoning_begin;
+  ops.begin = poisoning_begin, ops.cache.move = late_move, ops.cache.moved = late_moved;
   return ops;
 }
 
