@@ -350,9 +350,11 @@ static void reply_badly(impostor *a, mm_wire *w) {
     case SHORT_PAGE: page[1].bytes--, ok = mm_wire_send(w, MM_WIRE_PAGE, page, 2, &none); break;
     case LONG_PAGE: page[1].bytes++, ok = mm_wire_send(w, MM_WIRE_PAGE, page, 2, &none); break;
     case DIGEST: {
-      mm_wire_head head = {.magic = "mmkv", .kind = MM_WIRE_PAGE, .bytes = 8 + a->page_bytes};
-      ok = send(w->fd, &head, sizeof head, MSG_NOSIGNAL) > 0 && send(w->fd, &index, 8, MSG_NOSIGNAL) > 0 &&
-           send(w->fd, bytes, a->page_bytes, MSG_NOSIGNAL) > 0;
+      const mm_wire_head head = {.magic = "mmkv", .kind = MM_WIRE_PAGE, .bytes = 8 + a->page_bytes};
+      for (; index < 3 && ok; index++)
+        ok = send(w->fd, &head, sizeof head, MSG_NOSIGNAL) > 0 && send(w->fd, &index, 8, MSG_NOSIGNAL) > 0 &&
+             send(w->fd, bytes, a->page_bytes, MSG_NOSIGNAL) > 0;
+      ok = ok && mm_wire_send(w, MM_WIRE_DONE, NULL, 0, &none);
       break;
     }
     case MORE_PAGES:
