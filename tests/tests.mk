@@ -8,7 +8,7 @@ VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/te
   runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation \
   runtime/test_tokenizer_image loader/test_landing formats/test_frame runtime/test_constraint runtime/test_ops runtime/test_chat_m3 quant/test_feedback \
   runtime/test_dflash convert/test_encoding runtime/test_engine_memory convert/test_resume formats/test_pool formats/test_pack_ranks loader/test_random_weights \
-  runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload
+  runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload runtime/test_transfer
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN
@@ -23,7 +23,7 @@ T_SCRIPT = $(SCRIPT_TESTS:tests/%=check/%)
 T_SAN = check/san/build $(filter-out %/test_dispatch,$(UNIT_SRC:tests/%.c=check/san/%)) check/san/part_files check/san/serve_empty
 # What has threads, under the thread sanitizer.
 TSAN_UNIT = formats/test_pool loader/test_archive loader/test_reader loader/test_verify convert/test_step runtime/test_comm runtime/test_engine \
-  runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts
+  runtime/test_away runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts runtime/test_transfer
 T_TSAN = check/tsan/build $(TSAN_UNIT:%=check/tsan/unit/%) check/tsan/convert
 # In make check clang's code is that of check/san/build, at -O1; make soak runs the units of clang's -O2, too.
 T_CLANG = check/clang/build $(UNIT_SRC:tests/%.c=check/clang/%)

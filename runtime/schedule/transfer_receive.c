@@ -105,6 +105,7 @@ bool mm_receive_waits(mm_scheduler *s, job *j) {
   if (j->fetch_state == FETCH_RUNS) return true;
   if (!r || j->fetch_state != FETCH_NONE || j->turn || j->r.score) return false;
   const uint32_t most = j->r.prompt_count - 1;
+  if (most < s->c.transfer.least) return false;
   const uint32_t had = most ? mm_prefix_cache_has(s->groups.cache[0], j->r.salt, j->token, most) : 0;
   if (most - had < mm_max(1, s->c.transfer.least)) return false;
   if (fetched_already(r, j, had)) return true;

@@ -328,7 +328,7 @@ typedef struct impostor {
   uint16_t port;
   uint64_t page_bytes;
   mm_wire_profile profile;
-  bad_reply reply;
+  atomic_int reply;
   atomic_bool stop;
 } impostor;
 
@@ -338,7 +338,7 @@ static void reply_badly(impostor *a, mm_wire *w) {
   uint64_t index = 0;
   mm_wire_part page[] = {{&index, sizeof index}, {bytes, a->page_bytes}};
   bool ok = true;
-  switch (a->reply) {
+  switch ((bad_reply)atomic_load(&a->reply)) {
     case SILENCE:
       for (uint32_t i = 0; i < 4000 && !mm_wire_ended(w); i++) serving_pause();
       break;
