@@ -7,7 +7,7 @@
 #include "runtime/schedule/scheduler_inside.h"
 #include "runtime/schedule/transfer_wire.h"
 
-enum { MM_SEND_PLACES = 32, MM_SEND_THREADS = 16, MM_FETCH_THREADS = 8 };
+enum { MM_SEND_PLACES = 512, MM_SEND_THREADS = 16, MM_FETCH_THREADS = 8 };
 
 /* The parts that each rank has of a place, for a message: part[ranks]. */
 void mm_transfer_place(const mm_scheduler *s, uint32_t place, mm_wire_part *part);
