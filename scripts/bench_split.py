@@ -47,6 +47,7 @@ class Server:
         while "ready after" not in open(self.log.name).read():
             assert self.process.poll() is None and time.monotonic() < end, open(self.log.name).read()[-3000:]
             time.sleep(0.05)
+        return float(re.search(r"ready after ([0-9.]+) s", open(self.log.name).read())[1])
 
     def open(self, body):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
@@ -106,8 +107,9 @@ def measure(shape):
             both.append(Server(1, *memory, "--kv-listen", f"127.0.0.1:{port}", *os.environ.get("PREFILL_OPTIONS", "").split()))
         else:
             both.append(Server(0))
-        for s in both:
-            s.wait()
+        began = time.monotonic()
+        ready = [s.wait() for s in both]
+        started = time.monotonic() - began
         threads = [threading.Thread(target=stream, args=(both[0], i, stop, seen)) for i in range(int(number["STREAMS"]))]
         for t in threads:
             t.start()
@@ -125,7 +127,8 @@ def measure(shape):
             t.join()
         idle, loaded = figures(seen, begin, middle), figures(seen, middle, end)
         whole = [seconds for start, seconds in taken if start + seconds <= end] or [seconds for _, seconds in taken]
-        found = {"shape": shape, "idle": idle, "loaded": loaded, "p99_ratio": loaded["p99"] / idle["p99"], "prompts": len(whole), "prompt_seconds": sum(whole) / len(whole)}
+        found = {"shape": shape, "idle": idle, "loaded": loaded, "p99_ratio": loaded["p99"] / idle["p99"], "prompts": len(whole), "prompt_seconds": sum(whole) / len(whole),
+                 "start_seconds": started, "ready_after": ready}
         if shape == "split":
             m = both[0].metrics()
             found |= {k: m[f"prefill_{k}"] for k in ("fetched_total", "fallbacks_total", "pages_in_total", "bytes_in_total")}
@@ -143,7 +146,7 @@ for _ in range(int(number["ROUNDS"])):
         results.append(r := measure(shape))
         print(f"{shape:6}  idle p50 {r['idle']['p50']:.2f} p99 {r['idle']['p99']:.2f} ms; with prompts p50 {r['loaded']['p50']:.2f} p99 {r['loaded']['p99']:.2f} "
               f"max {r['loaded']['max']:.2f} ms; p99 {r['p99_ratio']:.2f} x idle; {r['prompts']} prompts of {count} in {r['prompt_seconds']:.3f} s each"
-              + (f"; {r['bytes_in_total'] / 1e6:.1f} MB received" if shape == "split" else ""), flush=True)
+              + f"; started in {r['start_seconds']:.1f} s" + (f"; {r['bytes_in_total'] / 1e6:.1f} MB received" if shape == "split" else ""), flush=True)
 if json_to:
     with open(json_to, "w", encoding="utf-8") as f:
         json.dump({"options": options, **number, "results": results}, f, indent=1)
