@@ -391,8 +391,8 @@ static bool check_split(const serve_args *a, mm_err *err) {
   if ((a->kv_listen || a->prefill_from) && (!a->kv_offload || (a->kv_listen && a->prefill_from)))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "--kv-listen, --prefill-from: expected one of them, and --kv-offload, the memory in which pages are sent and received");
-  return a->prefill_time > 0 ||
-         mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--prefill-timeout: found %g, expected more than 0 seconds", a->prefill_time);
+  return (a->prefill_time >= 2 && a->prefill_time <= 3600) || /* beats come once a second */
+         mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--prefill-timeout: found %g, expected 2 to 3600 seconds", a->prefill_time);
 }
 
 static bool settle(serve_args *a, mm_err *err) {
