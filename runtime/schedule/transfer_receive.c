@@ -210,8 +210,7 @@ void mm_transfer_idle(mm_scheduler *s) {
   if ((!sends && !receives) || !waits) return;
   const struct timespec until = mm_later(0.05);
   pthread_mutex_lock(&s->lock);
-  if (!s->offload.poked && !s->incoming && !s->closing)
-    mm_either_way(pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until) == 0);
+  if (!s->offload.poked && !s->incoming) mm_either_way(pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until) == 0);
   s->offload.poked = false;
   pthread_mutex_unlock(&s->lock);
 }

@@ -150,7 +150,7 @@ with prefill(m2) as there:
     refused(m2, 5, "E_IO", "--kv-listen", address)
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-listen", "127.0.0.1:0")
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-offload", "0")
-refused(m2, 2, "expected 2 to 3600 seconds", "--kv-listen", "127.0.0.1:0", "--prefill-timeout", "nan")
+refused(m2, 2, "expected 2 to 3600 seconds", "--kv-listen", "127.0.0.1:0", "--prefill-timeout", "1")
 refused(m2, 2, "HOST:PORT", "--kv-listen", "9000")
 refused(m2, 2, "E_LIMITS", "--kv-listen", "127.0.0.1:0", "--kv-offload", "300K")
 with decode(m2, 9) as alone:  # nobody is there: every prompt is computed here, and the log says so
