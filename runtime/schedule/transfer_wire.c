@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define SLICE_MS    100
+#define PIECE       (1 << 18) /* bytes of a call */
 #define FINISH_S    0.5
 #define LEAST_BYTES 1e6 /* a second, of a message */
 
@@ -177,7 +178,7 @@ static bool closed(const mm_wire *w, mm_err *err) {
 
 static bool write_bytes(const mm_wire *w, const char *at, size_t n, double until, mm_err *err) {
   while (n) {
-    const ssize_t done = send(w->fd, at, mm_min(n, 1 << 20), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t done = send(w->fd, at, mm_min(n, PIECE), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (done > 0) {
       at += done, n -= (size_t)done;
       continue;
@@ -190,11 +191,13 @@ static bool write_bytes(const mm_wire *w, const char *at, size_t n, double until
   return true;
 }
 
-static bool read_bytes(const mm_wire *w, char *at, size_t n, double until, mm_err *err) {
+/* sum: NULL, or the digest that the bytes are added to while they are in the cache, and the system receives more. */
+static bool read_bytes(const mm_wire *w, char *at, size_t n, double until, mm_sha256_state *sum, mm_err *err) {
   double heard = mm_now();
   while (n) {
-    const ssize_t done = recv(w->fd, at, mm_min(n, 1 << 20), MSG_DONTWAIT);
+    const ssize_t done = recv(w->fd, at, mm_min(n, PIECE), MSG_DONTWAIT);
     if (done > 0) {
+      if (sum) mm_sha256_add(sum, at, (size_t)done);
       at += done, n -= (size_t)done;
       heard = mm_now();
       continue;
@@ -250,7 +253,7 @@ bool mm_wire_send(mm_wire *w, mm_wire_kind kind, const mm_wire_part *part, uint3
 }
 
 bool mm_wire_head_read(mm_wire *w, mm_wire_head *head, mm_err *err) {
-  if (!read_bytes(w, (char *)head, sizeof *head, limit_of(w, sizeof *head), err)) return false;
+  if (!read_bytes(w, (char *)head, sizeof *head, limit_of(w, sizeof *head), NULL, err)) return false;
   return (memcmp(head->magic, magic, sizeof magic) == 0 && head->kind >= MM_WIRE_HELLO && head->kind <= MM_WIRE_ERROR) ||
          mm_fail(err, MM_IO, "E_PREFILL", mm_at(w->name, NULL), "found bytes that begin no message; is another service there?");
 }
@@ -264,10 +267,8 @@ bool mm_wire_body_read(mm_wire *w, const mm_wire_head *head, const mm_wire_part 
     return mm_fail(err, MM_IO, "E_PREFILL", mm_at(w->name, NULL), "found a message of kind %u with %llu bytes, expected %llu", head->kind,
                    (unsigned long long)head->bytes, (unsigned long long)bytes);
   begin_digest(&sum, head);
-  for (uint32_t i = 0; i < parts; i++) {
-    if (!read_bytes(w, part[i].data, part[i].bytes, until, err)) return false;
-    mm_sha256_add(&sum, part[i].data, part[i].bytes);
-  }
+  for (uint32_t i = 0; i < parts; i++)
+    if (!read_bytes(w, part[i].data, part[i].bytes, until, &sum, err)) return false;
   const mm_digest found = mm_sha256_end(&sum);
   return mm_digest_equal(&found, &head->digest) ||
          mm_fail(err, MM_IO, "E_PREFILL", mm_at(w->name, NULL), "found a message of kind %u that is not what its digest says", head->kind);
