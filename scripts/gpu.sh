@@ -416,7 +416,7 @@ models_part() {
   done
   part=0
   for pid in $pids; do
-    wait "$pid" || row FAIL "models: process $part ended with status $?"
+    wait "$pid" || row FAIL "models: process $part ended with status $?: $(grep -v '^ok ' "$work/models-$part.log" | tail -n 1)"
     cat "$work/models-$part.log"
     part=$((part + 1))
   done
@@ -554,9 +554,11 @@ verify_part() {
 }
 
 invariant_part() {
-  ended=0
-  for i in 0 1 2 3; do MM_GPU_MODELS=$work/models/$i "$gpu" test invariant || ended=1; done
-  return $ended
+  for i in 0 1 2 3; do
+    MM_GPU_MODELS=$work/models/$i "$gpu" test invariant >"$work/invariant-$i.log" 2>&1 ||
+      row FAIL "invariant: process $i ended with status $?: $(grep -v '^ok ' "$work/invariant-$i.log" | tail -n 1)"
+    cat "$work/invariant-$i.log"
+  done
 }
 
 # Bench lines as rows: a mixed step has a limit, others none.
