@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "quant/tile.h"
+#include "quant/rounding.h"
 
 enum { REPEATS = 4 };
 #define DAMPING 0.01 /* of the block's mean moment */
@@ -72,11 +72,11 @@ bool mm_feedback_factor(mm_feedback *f, uint32_t b, const double *h, double *wor
 
 /* ---- rounding ---- */
 
-enum { ROWS = 16, PANEL = 8 }; /* rows side by side; columns whose sums are found at once */
+enum { ROWS = MM_ROUND_LANES, PANEL = 8 }; /* rows side by side; columns whose sums are found at once */
 
 /* One number of each row. */
-typedef float lanes __attribute__((vector_size(4 * ROWS), may_alias));
-typedef int32_t lanes_int __attribute__((vector_size(4 * ROWS), may_alias));
+typedef mm_round_lanes lanes;
+typedef mm_round_lanes_int lanes_int;
 
 /* Rows at work. w to d hold k numbers of each row, every block from b · block on in its own order. A row that stays as it is has weights of
  * 0 under scales of 1, which nothing changes. */
@@ -91,45 +91,10 @@ typedef struct row_state {
   uint32_t *members; /* the columns of each group by their place in the block, from the group's first column of the block on */
   bool kept[ROWS];   /* rows that stay as they are */
   float unit[ROWS];
-  mm_code code;
-  int32_t lo, hi; /* integer codes */
+  mm_rounding to;
 } row_state;
 
-/* Scales of the rows: how plane 1 stores them. */
-typedef struct scale_grid {
-  mm_dtype type;  /* F32, BF16 or F8_E4M3 */
-  uint32_t group; /* columns of a scale */
-  uint8_t *stored;
-  size_t row_bytes; /* between the scales of two rows */
-  float times;      /* what a stored scale is multiplied with */
-  float top;        /* the largest magnitude of a code */
-} scale_grid;
-
 static uint32_t block_columns(const mm_feedback *f, uint32_t b) { return (uint32_t)mm_min(f->block, f->k - b * f->block); }
-
-/* y where differ has all bits, x where it has none. */
-MM_INLINE void select_lanes(lanes *x, const lanes_int *differ, const lanes *y) {
-  *x = (lanes)(((lanes_int)*x & ~*differ) | ((lanes_int)*y & *differ));
-}
-
-MM_INLINE void round_values(const row_state *z, lanes *y) {
-  float v[ROWS];
-  if (z->code == MM_CODE_E4M3 || z->code == MM_CODE_E2M1) {
-    memcpy(v, y, sizeof v);
-    if (z->code == MM_CODE_E4M3)
-      for (int i = 0; i < ROWS; i++) v[i] = mm_e4m3_to_f32(mm_finite_to_e4m3(v[i]));
-    else
-      for (int i = 0; i < ROWS; i++) v[i] = mm_e2m1_to_f32(mm_finite_to_e2m1(v[i]));
-    memcpy(y, v, sizeof v);
-    return;
-  }
-  const lanes low = MM_INT_MAGIC + (float)z->lo + (lanes){0}, high = MM_INT_MAGIC + (float)z->hi + (lanes){0};
-  lanes sum = *y + MM_INT_MAGIC; /* clamped as bits, as mm_round_clamp does */
-  const lanes_int bits = (lanes_int)sum, least = (lanes_int)low, most = (lanes_int)high, below = bits<least, above = bits> most;
-  select_lanes(&sum, &below, &low);
-  select_lanes(&sum, &above, &high);
-  *y = sum - MM_INT_MAGIC;
-}
 
 /* Rows of `upper` or `moment` of a block of n columns, for vectors of so many bytes. */
 typedef struct square {
@@ -205,7 +170,7 @@ MM_INLINE void round_block(const row_state *z, uint32_t b, uint32_t vector) {
     add_products(x, j, &upper, d, NULL, 0, j);
     for (uint32_t i = j; i < end; i++) {
       lanes y = x[i] / s[i];
-      round_values(z, &y);
+      mm_round_values(&z->to, &y);
       q[i] = y;
       d[i] = w[i] - y * s[i];
       for (uint32_t c = i + 1; c < end; c++) x[c] += d[i] * upper.row[(size_t)c * upper.stride + i];
@@ -220,13 +185,13 @@ MM_INLINE bool improve_column(const row_state *z, size_t i, float own) {
   const lanes s = z->s[i], w = z->w[i], q = z->q[i];
   lanes best = q + z->g[i] / (own * s), d = {0};
   uint64_t half[sizeof(lanes) / sizeof(uint64_t)], changed = 0;
-  round_values(z, &best);
+  mm_round_values(&z->to, &best);
   const lanes_int differ = best != q, same = ~differ;
   const lanes change = (w - best * s) - (w - q * s);
   memcpy(half, &differ, sizeof half);
   for (size_t r = 0; r < sizeof half / sizeof *half; r++) changed |= half[r];
-  select_lanes(&d, &differ, &change);
-  select_lanes(&best, &same, &q);
+  mm_select_lanes(&d, &differ, &change);
+  mm_select_lanes(&best, &same, &q);
   if (!changed) return false;
   z->q[i] = best;
   z->d[i] = d;
@@ -255,41 +220,18 @@ MM_INLINE bool improve_block(const row_state *z, uint32_t b, uint32_t vector) {
   return count > 0;
 }
 
-/* The stored scale nearest to v, as scale_grid.stored holds it; 0 where there is none near. */
-static float nearest_scale(const scale_grid *c, float times, float v, uint32_t *bits) {
-  const float y = v / times, most = fabsf(y);
-  if (!(most > 0x1p-100f && most * c->top <= 0x1.fffffep126f)) return 0;
-  switch (c->type) {
-    case MM_F32: return *bits = mm_f32_bits(y), v;
-    case MM_BF16: *bits = mm_finite_to_bf16(y); return mm_bf16_to_f32((uint16_t)*bits) * times;
-    default: *bits = mm_finite_to_e4m3(y); return *bits >= 1 && *bits <= 126 ? mm_e4m3_value[*bits] * times : 0;
-  }
-}
-
-static void store_scale(const scale_grid *c, int row, uint32_t i, uint32_t bits) {
-  const uint16_t half = (uint16_t)bits;
-  const uint8_t byte = (uint8_t)bits;
-  uint8_t *stored = c->stored + (size_t)row * c->row_bytes;
-  if (c->type == MM_F32)
-    memcpy(stored + i * sizeof bits, &bits, sizeof bits);
-  else if (c->type == MM_BF16)
-    memcpy(stored + i * sizeof half, &half, sizeof half);
-  else
-    stored[i] = byte;
-}
-
 /* Stores the scales s[] + num / den of group i where they have less error than s, which becomes them; the changes. False if none changes.
  */
-static bool change_scales(const row_state *z, const scale_grid *c, uint32_t i, lanes *s, const lanes *num, const lanes *den,
+static bool change_scales(const row_state *z, const mm_refined_scales *c, uint32_t i, lanes *s, const lanes *num, const lanes *den,
                           lanes *change) {
   bool changed = false;
   for (int r = 0; r < ROWS; r++) {
     uint32_t bits = 0;
     (*change)[r] = 0;
     if (!((*den)[r] > 0)) continue;
-    const float best = nearest_scale(c, c->times * z->unit[r], (*s)[r] + (*num)[r] / (*den)[r], &bits), d = best - (*s)[r];
+    const float best = mm_nearest_scale(c, z->unit[r], (*s)[r] + (*num)[r] / (*den)[r], &bits), d = best - (*s)[r];
     if (best == 0 || (best < 0) != ((*s)[r] < 0) || !(d * (*den)[r] * d < 2 * d * (*num)[r])) continue;
-    store_scale(c, r, i, bits);
+    mm_store_scale(c, (uint32_t)r, i, bits);
     (*s)[r] = best;
     (*change)[r] = d;
     changed = true;
@@ -306,7 +248,7 @@ MM_INLINE const uint32_t *members_of(const row_state *z, uint32_t b, uint32_t fr
 
 /* The scale of group i, columns [from, to), under its codes: the change of least error, if a stored scale has less error than the one
  * there. True if one changes. */
-MM_INLINE bool refine_group(const row_state *z, const scale_grid *c, uint32_t i, uint32_t from, uint32_t to, uint32_t vector) {
+MM_INLINE bool refine_group(const row_state *z, const mm_refined_scales *c, uint32_t i, uint32_t from, uint32_t to, uint32_t vector) {
   const uint32_t block = z->f->block;
   lanes num = {0}, den = {0}, s = {0}, change;
   uint32_t count;
@@ -333,7 +275,7 @@ MM_INLINE bool refine_group(const row_state *z, const scale_grid *c, uint32_t i,
 }
 
 /* Rounds the columns [from, to), whole blocks and groups. */
-MM_INLINE void round_columns(const row_state *z, const scale_grid *c, uint32_t from, uint32_t to, uint32_t vector) {
+MM_INLINE void round_columns(const row_state *z, const mm_refined_scales *c, uint32_t from, uint32_t to, uint32_t vector) {
   const uint32_t block = z->f->block;
   for (uint32_t b = from / block; b * block < to; b++) round_block(z, b, vector);
   for (int turn = 0; turn < REPEATS; turn++) {
@@ -345,11 +287,11 @@ MM_INLINE void round_columns(const row_state *z, const scale_grid *c, uint32_t f
   }
 }
 
-MM_INLINE void round_rows_body(const row_state *z, const scale_grid *c, uint32_t vector) {
+MM_INLINE void round_rows_body(const row_state *z, const mm_refined_scales *c, uint32_t vector) {
   const uint32_t span = c && z->f->block % c->group ? z->f->k : z->f->block;
   for (uint32_t from = 0; from < z->f->k; from += span) round_columns(z, c, from, (uint32_t)mm_min(z->f->k, from + span), vector);
 }
-MM_VERSIONS_BY_LEVEL(round_rows, (const row_state *z, const scale_grid *c), (z, c), (z, c, 16), (z, c, 32), (z, c, 64))
+MM_VERSIONS_BY_LEVEL(round_rows, (const row_state *z, const mm_refined_scales *c), (z, c), (z, c, 16), (z, c, 32), (z, c, 64))
 
 /* ---- rows in and out ---- */
 
@@ -367,20 +309,9 @@ static void limit_rows(const row_state *z, float sqnr) {
   for (int r = 0; r < ROWS; r++)
     for (uint32_t c = 0; noise[r] > signal[r] * share && c < z->f->k; c++) {
       lanes y = z->w[c] / z->s[c];
-      round_values(z, &y);
+      mm_round_values(&z->to, &y);
       z->q[c][r] = y[r];
     }
-}
-
-/* Code bits of a value of round_values. */
-MM_INLINE uint8_t code_of(mm_code code, float q) {
-  switch (code) {
-    case MM_CODE_E4M3: return mm_finite_to_e4m3(q);
-    case MM_CODE_E2M1: return mm_finite_to_e2m1(q);
-    case MM_CODE_INT4_OFFSET: return (uint8_t)((int)q + 8);
-    case MM_CODE_INT4: return (uint8_t)((int)q & 15);
-    default: return (uint8_t)(int8_t)q;
-  }
 }
 
 static void store_codes(const row_state *z, int r, uint8_t *to) {
@@ -388,13 +319,7 @@ static void store_codes(const row_state *z, int r, uint8_t *to) {
     const size_t at = (size_t)b * z->f->block;
     for (uint32_t i = 0; i < block_columns(z->f, b); i++) z->line[at + z->f->order[at + i]] = z->q[at + i][r];
   }
-  if (z->code < MM_CODE_E2M1)
-    for (uint32_t c = 0; c < z->f->k; c++) to[c] = code_of(z->code, z->line[c]);
-  else
-    for (uint32_t c = 0; c < z->f->k; c += 2) {
-      const uint8_t high = c + 1 < z->f->k ? code_of(z->code, z->line[c + 1]) : code_of(z->code, 0);
-      to[c / 2] = (uint8_t)(code_of(z->code, z->line[c]) | high << 4);
-    }
+  mm_store_values(z->to.code, z->line, z->f->k, to);
 }
 
 /* Sets every column of row r to its number of from[], times unit. */
@@ -447,10 +372,8 @@ static void find_members(const row_state *z, uint32_t group) {
 }
 
 void mm_feedback_round(const mm_feedback *f, const mm_scheme *s, const mm_pack_args *a, void *const plane[MM_MAX_PLANES], float *scratch) {
-  const uint32_t k = f->k, per_byte = s->plane[0].cell.k, group = s->plane[1].cell.k ? s->plane[1].cell.k : k;
-  const bool whole = s->code == MM_CODE_INT4_OFFSET || (s->code == MM_CODE_INT4 && s->signed_scale); /* -8 is a code */
-  row_state z = {.f = f, .code = s->code, .hi = s->code == MM_CODE_INT8 ? 127 : 7};
-  z.lo = whole ? -8 : -z.hi;
+  const uint32_t k = f->k, per_byte = s->plane[0].cell.k;
+  row_state z = {.f = f, .to = mm_rounding_of(s)};
   scratch += (0 - (uintptr_t)scratch / sizeof *scratch) % ROWS; /* to whole lanes */
   lanes **const part[] = {&z.w, &z.s, &z.q, &z.g, &z.t, &z.d};
   for (size_t i = 0; i < sizeof part / sizeof *part; i++) *part[i] = (lanes *)(void *)scratch + i * k;
@@ -461,12 +384,9 @@ void mm_feedback_round(const mm_feedback *f, const mm_scheme *s, const mm_pack_a
     m.plane[i] = plane[i];
     m.cell[i] = s->plane[i].cell;
   }
-  const mm_plane *p = &s->plane[1];
-  const bool refined = p->cell.n == 1 && (p->dtype == MM_F32 || p->dtype == MM_BF16 || p->dtype == MM_F8_E4M3);
-  const float top = s->code == MM_CODE_E4M3 ? 448 : s->code == MM_CODE_E2M1 ? 6 : s->code == MM_CODE_INT8 ? 127 : 8;
-  scale_grid c = {p->dtype, group, NULL, mm_cells(k, group) * mm_dtype_size(p->dtype), s->plane_count > 2 ? *(const float *)plane[2] : 1,
-                  top};
-  if (refined) find_members(&z, group);
+  mm_refined_scales c = mm_refined_scales_of(s, plane, k);
+  const bool refined = mm_scales_refined(s);
+  if (refined) find_members(&z, c.group);
   for (uint32_t row = 0; row < a->n; row += ROWS) {
     load_rows(&z, a, &m, row);
     c.stored = (uint8_t *)plane[1] + row * c.row_bytes;
