@@ -68,7 +68,7 @@ CFLAGS += -O1 -g1 $(SANITIZE) $(if $(FUZZ),-fsanitize=fuzzer-no-link) $(if $(fil
 # gold links these programs in half the time.
 LDFLAGS += $(SANITIZE) $(if $(shell command -v ld.gold),-fuse-ld=gold)
 # Code that tests do not run for long compiles five times as fast at -O0, with the same checks.
-LONG_TESTS = $(patsubst %,tests/unit/runtime/test_%.c,schedules scheduler reuse drafts ahead slots processes input sample sample_rows cpu_rows cpu_steps)
+LONG_TESTS = $(patsubst %,tests/unit/runtime/test_%.c,gradient schedules scheduler reuse drafts ahead slots processes input sample sample_rows cpu_rows cpu_steps)
 $(patsubst %,$(BUILD)/%/%.o,convert runtime/serve runtime/bench runtime/chat runtime/schedule tests/unit/convert tests/unit/loader tests/unit/formats) \
   $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(LONG_TESTS),$(wildcard tests/unit/runtime/*.c))): private CFLAGS += -O0
 # The counters that guide libFuzzer take much of the time of loops over numbers. fuzz_packed, which reaches quant and runtime/cpu, has those of all else.

@@ -203,13 +203,11 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
                  "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
 
-/* Bytes that a thread needs for second moments. */
+/* Bytes that a thread needs for second moments; with coupled rows also for strips of whole blocks of them. */
 static uint64_t moment_bytes(const mm_plan *p) {
   uint64_t most = 0;
-  for (size_t i = 0; i < p->pack.tensor_count; i++) {
-    const mm_second_moments *x = &p->tensor[i].moments;
-    if (x->entry) most = mm_max(most, mm_moment_factors_bytes(x));
-  }
+  for (uint32_t i = 0; i < p->pack.tensor_count; i++)
+    most = mm_max(most, mm_moments_bytes(&p->tensor[i].moments, p->pack.tensor[i].piece_count, mm_plan_strip_rows(p, i)));
   return most;
 }
 
@@ -496,7 +494,7 @@ static const mm_option options[] = {
               .choices = "absmax|mse|four_six"),
     MM_OPTION(STR, "method", &settings.recipe.method, "HOW",
               "codes of all schemes with scales: nearest rounds each weight, gptq feeds each error back into the weights after it, by "
-              "the second moments of an --importance file (default nearest)",
+              "the second moments of an --importance file, where it has those of gradients also into the rows after it (default nearest)",
               .choices = "nearest|gptq"),
     MM_OPTION(STR, "importance", &settings.importance, "FILE",
               "weigh errors by what each input channel sees when scales are searched: safetensors of minimax-eval --collect, or an "

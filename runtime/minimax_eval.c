@@ -12,6 +12,7 @@
 #include "formats/system/pool.h"
 #include "loader/companions.h"
 #include "runtime/chat/transcripts.h"
+#include "runtime/cpu/cpu_fisher.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/divergence.h"
 #include "runtime/engine/engine.h"
@@ -22,9 +23,9 @@
 
 typedef struct eval_args {
   const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *input_dtype,
-      *index;                                                   /* act_quant: NULL where not given */
-  uint64_t window, limit, chunk, threads, moments, index_split; /* 0 where not given */
-  double share;                                                 /* NAN where not given */
+      *index;                                                           /* act_quant: NULL where not given */
+  uint64_t window, limit, chunk, threads, moments, fisher, index_split; /* 0 where not given */
+  double share;                                                         /* NAN where not given */
   mm_dummy dummy;
   bool json, quiet, pin, force;
 } eval_args;
@@ -57,6 +58,7 @@ typedef struct eval {
   mm_shards shards;
   mm_engine *engine;
   mm_calibration *calibration; /* --collect */
+  mm_cpu_fisher *fisher;       /* --fisher */
   uint32_t vocab, chunk;
   uint32_t *rows; /* [chunk]: 0, 1, …: every row's logits are wanted */
   float *logits;  /* [chunk, vocab], where they are written to a file */
@@ -66,14 +68,18 @@ typedef struct eval {
 /* Feeds the batch of `count` positions from `pos` on, and takes what it gives. */
 typedef bool take_fn(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_t count, mm_err *err);
 
-/* --moments, and how much it takes. */
-static bool gather_moments(eval *e, const mm_ops *ops, mm_err *err) {
-  uint64_t bytes;
+/* --moments and --fisher, and how much they take. */
+static bool gather_moments(eval *e, const mm_ops *ops, uint32_t longest, unsigned threads, mm_err *err) {
+  uint64_t inputs, outputs = 0, pass = 0;
   if (ops->calibrate)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found --moments with device %s, which sums squares only",
                    ops->name);
-  if (!mm_calibration_gather_moments(e->calibration, (uint32_t)e->a->moments, &bytes, err)) return false;
-  if (!e->a->quiet) fprintf(stderr, "second moments take %llu bytes of memory, half of it in the file\n", (unsigned long long)bytes);
+  if (!mm_calibration_gather_moments(e->calibration, (uint32_t)e->a->moments, &inputs, err)) return false;
+  const mm_cpu_fisher_config c = {&e->shards, e->calibration, (uint32_t)e->a->fisher, longest, threads};
+  if (e->a->fisher && !(e->fisher = mm_cpu_fisher_open(&c, &outputs, &pass, err))) return false;
+  if (!e->a->quiet)
+    fprintf(stderr, "second moments take %llu bytes of memory, half of it in the file\n", (unsigned long long)(inputs + outputs));
+  if (e->fisher && !e->a->quiet) fprintf(stderr, "the backward pass takes %llu bytes of memory\n", (unsigned long long)pass);
   return true;
 }
 
@@ -98,16 +104,18 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
                         .options = {.input_bf16 = strcmp(e->a->input_dtype, "bf16") == 0, .pin = e->a->pin},
                         .memory = {.fits = true, .share = e->a->share, .length = "sequences (--window)"}};
   mm_cache_options("auto", e->a->index, e->a->index_split, &c.options);
-  if (!c.ops || (e->a->moments && !gather_moments(e, c.ops, err))) return false;
+  if (!c.ops) return false;
   c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
   c.options.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.process_group, mm_pack_ranks(pack)));
+  if (e->a->moments && !gather_moments(e, c.ops, (uint32_t)longest, c.options.threads, err)) return false;
   e->engine = mm_engine_open(&e->shards, &c, err);
   return e->engine;
 }
 
 static void eval_close(eval *e) {
   mm_engine_close(e->engine);
+  mm_cpu_fisher_close(e->fisher);
   mm_calibration_close(e->calibration);
   mm_shards_close(&e->shards);
   MM_FREE(e->rows, e->logits, e->score);
@@ -245,7 +253,8 @@ static bool run_likelihood(eval *e, mm_err *err) {
     say_progress(&p, "windows", w, windows, w * a->window);
     const int32_t *first = id + w * a->window;
     likelihood l = {first + 1, sum + w};
-    ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err);
+    ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err) &&
+         (!e->fisher || mm_cpu_fisher_add(e->fisher, first, (uint32_t)a->window, err));
   }
   end_progress(&p);
   free(id);
@@ -496,6 +505,9 @@ static bool settle(eval_args *a, mm_err *err) {
     if (a->moments && (!a->collect || a->moments % MM_MOMENTS_LEAST))
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--moments: only with --collect, and a multiple of %d",
                      (int)MM_MOMENTS_LEAST);
+    if (a->fisher && (!a->moments || a->fisher % MM_MOMENTS_LEAST))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--fisher: only with --moments, and a multiple of %d",
+                     (int)MM_MOMENTS_LEAST);
     if (!a->window) a->window = 512;
     return true;
   }
@@ -537,6 +549,12 @@ static const mm_option options[] = {
               "with --collect: also the second moments of the inputs, between all columns of a block of N (128 to 1024 in steps of "
               "128): what minimax-convert --method gptq reads; 4 N bytes of memory for each input channel of each expert",
               .lo = MM_MOMENTS_LEAST, .hi = MM_MOMENTS_MOST),
+    MM_OPTION(
+        U64, "fisher", &settings.fisher, "N",
+        "with --moments: also the second moments of the gradients of the log-likelihood with respect to the outputs, between all rows "
+        "of a block of N (128 to 1024 in steps of 128), under ids that the model draws: --method gptq then couples rows; a backward "
+        "pass on the CPU, for MiniMax-M1 and M2",
+        .lo = MM_MOMENTS_LEAST, .hi = MM_MOMENTS_MOST),
     {.help = "logits of prompts"},
     MM_OPTION(STR, "logits", &settings.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
     MM_OPTION(STR, "against", &settings.against, "REF",

@@ -2,7 +2,8 @@
  * from a file of one of these kinds:
  *
  *   safetensors   NAME.mean_square (F32 [k] or [E, k]) and NAME.rows (I64 [1] or [E]): minimax-eval --collect; with --moments also
- *                 NAME.moments (F32 [blocks, triangle] or [E, blocks, triangle]: second_moments.h)
+ *                 NAME.moments (F32 [blocks, triangle] or [E, blocks, triangle]: second_moments.h), with --fisher NAME.fisher of the same
+ *                 form and NAME.fisher_rows (I64 [1] or [E])
  *   GGUF          NAME.in_sum2 (F32 [k] or [E, k]) and NAME.counts (F32 [1] or [E]), general.type "imatrix": llama.cpp's llama-imatrix
  *   .dat          the same tool's older form: i32 entries; each i32 length, name, i32 calls, i32 values, F32 values
  *
@@ -19,13 +20,19 @@
 /* Sums or means of fewer tokens than this say too little: such a matrix is searched unweighted, and counted. */
 #define MM_IMPORTANCE_ROWS 32
 
+/* Blocks of second moments along the diagonal: F32 [matrices, blocks, block (block + 1) / 2]. */
+typedef struct mm_moment_blocks {
+  uint64_t offset;                  /* in the file; 0: there are none */
+  uint64_t rows;                    /* offset of I64 [matrices]: tokens */
+  uint32_t matrices, blocks, block; /* block: columns, or rows of the outputs, of a block */
+} mm_moment_blocks;
+
 typedef struct mm_importance_entry {
   const char *name;
   uint64_t value, values;           /* offset in the file and number of F32 values, matrix after matrix */
   uint64_t count, counts;           /* of tokens; counts 0: not said */
   mm_dtype count_type;              /* F32 or I64 */
-  uint64_t moment;                  /* offset of the second moments; 0: there are none */
-  uint32_t matrices, blocks, block; /* of them: matrices, blocks of each, columns of a block */
+  mm_moment_blocks inputs, outputs; /* second moments of the inputs, and of the gradients with respect to the outputs */
 } mm_importance_entry;
 
 typedef struct mm_importance {
@@ -66,7 +73,7 @@ void mm_importance_weights(const uint8_t *values, uint32_t cols, float *out);
 MM_MUST_USE bool mm_imatrix_gguf(mm_importance *m, uint64_t size, mm_err *err);
 MM_MUST_USE bool mm_imatrix_dat(mm_importance *m, uint64_t size, mm_err *err);
 
-/* --- read_moments.c: NAME.moments of the entry, if the file has them --- */
+/* --- read_moments.c: NAME.moments and NAME.fisher of the entry, if the file has them --- */
 MM_MUST_USE bool mm_second_moments_read(const mm_importance *m, const mm_st *st, mm_importance_entry *e, mm_err *err);
 
 #endif

@@ -52,7 +52,7 @@ typedef struct mm_plan_tensor {
   uint32_t part;                                  /* index into plan.part */
   mm_place place[MM_PACK_PIECES][MM_PACK_PLANES]; /* packed: all pieces in the first */
   mm_matrix *matrix;                              /* [max(1, lead)][piece_count] */
-  mm_second_moments moments;                      /* its codes are found under them; entry NULL: each weight's nearest */
+  mm_tensor_moments moments;                      /* codes are found under them */
   const uint8_t **weights; /* parallel to matrix: mm_importance_weights' values, NULL for none; NULL: none of them has any */
 } mm_plan_tensor;
 
@@ -106,9 +106,10 @@ typedef struct mm_plan {
   const mm_importance *importance;  /* of the options */
   struct mm_calibrated {
     uint64_t weighed, too_few, no_entry; /* matrices that are searched under --importance, and why others are searched without */
-    uint64_t fed_back, no_moments;       /* matrices that are rounded with error feedback, and those whose moments the file lacks */
-    uint64_t given, ones;                /* matrices whose source has a static scale that is taken, and those where it is exactly 1 */
-    uint64_t scaled, unreached;          /* tensors with a static scale; experts of theirs that calibration had none for */
+    uint64_t fed_back, no_moments,
+        coupled;                /* matrices rounded with error feedback, those whose moments the file lacks; coupled: of the first */
+    uint64_t given, ones;       /* matrices whose source has a static scale that is taken, and those where it is exactly 1 */
+    uint64_t scaled, unreached; /* tensors with a static scale; experts of theirs that calibration had none for */
   } calibrated;
   size_t step_count;
   mm_step *step;          /* in part order */
@@ -175,8 +176,8 @@ MM_MUST_USE bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, 
 void mm_plan_close(mm_plan *p);
 
 /* --- between the files of the plan --- */
-/* Rows of a strip: as many as fit MM_STRIP_BYTES of f32, a multiple of the scheme's strip and of the source's block; all where a target
- * format's words are no rows of ours. */
+/* Rows of a strip: as many as fit MM_STRIP_BYTES of f32, a multiple of the scheme's strip, of the source's block and of a block of coupled
+ * rows; all where a target format's words are no rows of ours. */
 #define MM_STRIP_BYTES (UINT64_C(8) << 20)
 uint32_t mm_plan_strip_rows(const mm_plan *p, uint32_t tensor);
 /* Cuts of the model for this tp, and the stored cells that fit them (cut.c). */

@@ -114,10 +114,10 @@ static bool feed_back(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t
   uint64_t packed = 0;
   if (b->p->recipe.method != MM_METHOD_GPTQ || !b->o->importance || pt->scheme->code == MM_CODE_PLAIN) return true;
   for (size_t i = 0; i < matrices; i++) packed += !mm_encoding_keeps(&pt->matrix[i], pt->scheme, pt->grid);
-  if (!mm_second_moments_find(&pt->moments, b->o->importance, pt->rule[0], pt->layer, first, b->p->pack.model.experts, t->whole_cols,
-                              b->err))
+  if (!mm_tensor_moments_find(&pt->moments, b->o->importance, pt->rule, t, pt->layer, first, b->p->pack.model.experts, b->err))
     return false;
-  *(pt->moments.entry ? &c->fed_back : &c->no_moments) += packed;
+  *(pt->moments.inputs.entry ? &c->fed_back : &c->no_moments) += packed;
+  c->coupled += pt->moments.outputs[0].entry ? packed : 0;
   return true;
 }
 
@@ -427,7 +427,7 @@ uint32_t mm_plan_strip_rows(const mm_plan *p, uint32_t tensor) {
   const mm_plan_tensor *pt = &p->tensor[tensor];
   const uint32_t cols = p->pack.tensor[tensor].whole_cols, side = p->hf->quantization.block.n;
   if (pt->naming && pt->naming->form) return UINT32_MAX / 2;
-  uint32_t unit = mm_scheme_rows(pt->scheme), block = side ? side : 1;
+  uint32_t unit = mm_scheme_rows(pt->scheme), block = mm_tensor_moments_rows(&pt->moments, side ? side : 1);
   unit = unit / (uint32_t)mm_gcd(unit, block) * block;
   uint64_t rows = MM_STRIP_BYTES / (4 * (uint64_t)cols) / unit * unit;
   return (uint32_t)mm_min(mm_max(rows, unit), UINT32_MAX / 2 / unit * unit);

@@ -98,7 +98,8 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
     MM_JSON_PUT(j, {"weighed_matrices", mm_json_new_u64(c->weighed)}, {"unweighed_too_few_tokens", mm_json_new_u64(c->too_few)},
                 {"unweighed_no_entry", mm_json_new_u64(c->no_entry)});
   if (p->recipe.method == MM_METHOD_GPTQ)
-    MM_JSON_PUT(j, {"fed_back_matrices", mm_json_new_u64(c->fed_back)}, {"nearest_no_moments", mm_json_new_u64(c->no_moments)});
+    MM_JSON_PUT(j, {"fed_back_matrices", mm_json_new_u64(c->fed_back)}, {"coupled_matrices", mm_json_new_u64(c->coupled)},
+                {"nearest_no_moments", mm_json_new_u64(c->no_moments)});
   if (p->placement.experts)
     MM_JSON_PUT(j, {"placed_peak", mm_json_new_real(p->placement.after)}, {"unplaced_peak", mm_json_new_real(p->placement.before)});
   if (c->scaled > 0) MM_JSON_PUT(j, {"scaled_tensors", mm_json_new_u64(c->scaled)}, {"unreached_experts", mm_json_new_u64(c->unreached)});
@@ -204,8 +205,11 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
     fprintf(f, "importance: %llu matrices weighed; without weights %llu with fewer than %d tokens and %llu that the file lacks\n",
             (unsigned long long)c->weighed, (unsigned long long)c->too_few, MM_IMPORTANCE_ROWS, (unsigned long long)c->no_entry);
   if (p->recipe.method == MM_METHOD_GPTQ)
-    fprintf(f, "method gptq: %llu matrices rounded with error feedback, %llu to nearest, whose second moments the file lacks\n",
-            (unsigned long long)c->fed_back, (unsigned long long)c->no_moments);
+    fprintf(
+        f,
+        "method gptq: %llu matrices rounded with error feedback, of which %llu have coupled rows; %llu to nearest, whose second moments "
+        "the file lacks\n",
+        (unsigned long long)c->fed_back, (unsigned long long)c->coupled, (unsigned long long)c->no_moments);
   if (p->placement.experts)
     fprintf(f, "placement: load of the fullest of %u ranks over their mean %.4f, in order %.4f\n", p->pack.ep, p->placement.after,
             p->placement.before);

@@ -15,7 +15,7 @@ void mm_worker_open(mm_worker *w, const mm_hf *hf) {
 
 void mm_worker_close(mm_worker *w) {
   mm_decoder_close(&w->source);
-  mm_moment_factors_close(&w->factors);
+  mm_moment_rounding_close(&w->rounding);
   MM_FREE(w->slice, w->importance, w->log.put, w->dead, w->head);
   for (int i = 0; i < MM_MAX_PLANES; i++) free(w->plane[i]);
 }
@@ -47,10 +47,8 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
                        .search = s->pt->search,
                        .importance = weights ? w->importance : NULL};
   sc->pack(&args, w->plane);
-  if (s->pt->moments.entry) {
-    if (!mm_moment_factors_find(&w->factors, &s->pt->moments, s->lead, err)) return false;
-    mm_feedback_round(&w->factors.f, sc, &args, w->plane, w->factors.scratch);
-  }
+  if (!mm_moments_round(&w->rounding, &s->pt->moments, &(mm_moment_strip){s->lead, s->piece, s->row, sc}, &args, w->plane, err))
+    return false;
   size_t n = (size_t)s->rows * s->x->cols;
   return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
 }

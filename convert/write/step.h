@@ -14,10 +14,10 @@ typedef struct mm_worker {
   float *importance;          /* of the strip's columns */
   float *head;                /* one row of lm_head */
   size_t plane_cap[MM_MAX_PLANES], slice_cap, importance_cap, head_cap;
-  mm_moment_factors factors; /* of the strip's matrix */
-  mm_put_log log;            /* of the step that ran last; its owner may take the array */
-  uint64_t zeroed;           /* weights of that step that were not finite and are 0 */
-  uint32_t *dead;            /* all-zero lm_head rows that step saw */
+  mm_moment_rounding rounding; /* under second moments */
+  mm_put_log log;              /* of the step that ran last; its owner may take the array */
+  uint64_t zeroed;             /* weights of that step that were not finite and are 0 */
+  uint32_t *dead;              /* all-zero lm_head rows that step saw */
   size_t dead_count, dead_cap;
 } mm_worker;
 

@@ -1,4 +1,4 @@
-/* Sums over the inputs of linears. */
+/* Sums over the inputs of linears, and over gradients of their outputs. */
 #include "runtime/engine/calibration.h"
 
 #include <math.h>
@@ -7,8 +7,15 @@
 #include "formats/safetensors.h"
 #include "formats/system/memory.h"
 
-enum { ROWS, MEAN_SQUARE, AMAX, MOMENTS, KINDS }; /* in file order: the widest type first, so that all are aligned */
-static const char *const suffix[] = {".rows", ".mean_square", ".amax", ".moments"};
+enum { ROWS, FISHER_ROWS, MEAN_SQUARE, AMAX, MOMENTS, FISHER, KINDS }; /* in file order: the widest type first, so that all are aligned */
+static const char *const suffix[] = {".rows", ".fisher_rows", ".mean_square", ".amax", ".moments", ".fisher"};
+
+/* Second moments of the gradients of a tensor's outputs: blocks of rows of its first piece, then of the others. */
+typedef struct fisher {
+  uint32_t block, blocks; /* rows of a block; blocks of a matrix */
+  double *sum;            /* [leads, blocks, triangle(block)]; NULL: not gathered */
+  int64_t *rows;          /* [leads] */
+} fisher;
 
 /* Inputs of one tensor of the manifest. */
 typedef struct inputs {
@@ -18,19 +25,18 @@ typedef struct inputs {
   int64_t *rows;     /* [leads] */
   uint32_t block;    /* columns of a block of moments */
   double *moment;    /* [leads, blocks, triangle(block)] sums; NULL: not gathered */
+  fisher fisher;
 } inputs;
 
 struct mm_calibration {
   const mm_shards *s;
-  unsigned kinds; /* of tensors that are written */
-  inputs *in;     /* [tensor_count]; vectors have none */
+  inputs *in; /* [tensor_count]; vectors have none */
 };
 
 mm_calibration *mm_calibration_open(const mm_shards *s, mm_err *err) {
   mm_calibration *c = mm_calloc(1, sizeof *c, err);
   if (!c) return NULL;
   c->s = s;
-  c->kinds = MOMENTS;
   c->in = mm_calloc(s->pack.tensor_count, sizeof *c->in, err);
   bool ok = c->in;
   for (size_t i = 0; ok && i < s->pack.tensor_count; i++) {
@@ -51,7 +57,7 @@ mm_calibration *mm_calibration_open(const mm_shards *s, mm_err *err) {
 void mm_calibration_close(mm_calibration *c) {
   if (!c) return;
   for (size_t i = 0; c->in && i < c->s->pack.tensor_count; i++) {
-    MM_FREE(c->in[i].square, c->in[i].amax, c->in[i].rows, c->in[i].moment);
+    MM_FREE(c->in[i].square, c->in[i].amax, c->in[i].rows, c->in[i].moment, c->in[i].fisher.sum, c->in[i].fisher.rows);
   }
   free(c->in);
   free(c);
@@ -84,36 +90,94 @@ bool mm_calibration_gather_moments(mm_calibration *c, uint32_t columns, uint64_t
     inputs *in = &c->in[i];
     if (in->square && !(in->moment = mm_calloc(in->leads * moments_of(in), sizeof *in->moment, err))) return false;
   }
-  c->kinds = KINDS;
   return true;
 }
 
-enum { ROWS_AT_ONCE = 4 };
+enum { ROWS_AT_ONCE = 4, WIDTH = 4 };
+typedef double wide_sum __attribute__((vector_size(8 * WIDTH), aligned(8), may_alias));
 
 /* Adds the products of `rows` <= 4 inputs x[rows][n] to the triangle of one block. Absent rows are zeros. */
 static void add_products(double *sum, const double *const x[ROWS_AT_ONCE], uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
     const double a = x[0][i], b = x[1][i], c = x[2][i], d = x[3][i];
-    for (uint32_t j = 0; j <= i; j++) sum[j] += a * x[0][j] + b * x[1][j] + (c * x[2][j] + d * x[3][j]);
+    uint32_t j = 0;
+    for (; j + WIDTH <= i + 1; j += WIDTH) {
+      const wide_sum *const p = (const wide_sum *)(x[0] + j), *const q = (const wide_sum *)(x[1] + j);
+      const wide_sum *const r = (const wide_sum *)(x[2] + j), *const s = (const wide_sum *)(x[3] + j);
+      *(wide_sum *)(sum + j) += a * *p + b * *q + (c * *r + d * *s);
+    }
+    for (; j <= i; j++) sum[j] += a * x[0][j] + b * x[1][j] + (c * x[2][j] + d * x[3][j]);
     sum += i + 1;
   }
 }
 
-/* Adds `rows` inputs of k columns to all blocks of a matrix. */
-static void add_moments(const inputs *in, uint32_t lead, const float *x, const uint32_t *pick, uint32_t rows) {
+/* Vectors: number i is x[pick[i]], or x[i] when pick is NULL, `width` numbers each. */
+typedef struct vectors {
+  const float *x;
+  const uint32_t *pick;
+  uint32_t rows, width;
+} vectors;
+
+/* Adds the products of numbers [first, first + n) of all vectors to one triangle. */
+static void add_block(double *sum, const vectors *v, uint32_t first, uint32_t n) {
   double wide[ROWS_AT_ONCE][MM_MOMENTS_MOST];
   const double *const row[ROWS_AT_ONCE] = {wide[0], wide[1], wide[2], wide[3]};
-  double *sum = in->moment + lead * moments_of(in);
-  for (uint32_t k = 0; k < in->k; k += in->block, sum += triangle(in->block)) {
-    const uint32_t n = (uint32_t)mm_min(in->block, in->k - k);
-    for (uint32_t t = 0; t < rows; t += ROWS_AT_ONCE) {
-      for (uint32_t r = 0; r < ROWS_AT_ONCE; r++) {
-        const float *from = t + r < rows ? x + (size_t)(pick ? pick[t + r] : t + r) * in->k + k : NULL;
-        for (uint32_t i = 0; i < n; i++) wide[r][i] = from ? (double)from[i] : 0;
-      }
-      add_products(sum, row, n);
+  for (uint32_t t = 0; t < v->rows; t += ROWS_AT_ONCE) {
+    for (uint32_t r = 0; r < ROWS_AT_ONCE; r++) {
+      const float *from = t + r < v->rows ? v->x + (size_t)(v->pick ? v->pick[t + r] : t + r) * v->width + first : NULL;
+      for (uint32_t i = 0; i < n; i++) wide[r][i] = from ? (double)from[i] : 0;
     }
+    add_products(sum, row, n);
   }
+}
+
+/* Adds inputs of k columns to all blocks of a matrix. */
+static void add_moments(const inputs *in, uint32_t lead, const vectors *v) {
+  double *sum = in->moment + lead * moments_of(in);
+  for (uint32_t k = 0; k < in->k; k += in->block, sum += triangle(in->block)) add_block(sum, v, k, (uint32_t)mm_min(in->block, in->k - k));
+}
+
+/* ---- gradients of outputs ---- */
+
+static size_t fisher_of(const fisher *f) { return f->blocks * triangle(f->block); }
+
+bool mm_calibration_gather_fisher(mm_calibration *c, uint32_t rows, const uint32_t *tensor, uint32_t count, uint64_t *bytes, mm_err *err) {
+  const mm_pack *p = &c->s->pack;
+  *bytes = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    const mm_pack_tensor *t = &p->tensor[tensor[i]];
+    fisher *f = &c->in[tensor[i]].fisher;
+    uint64_t n;
+    f->block = f->blocks = 0;
+    for (unsigned j = 0; j < t->piece_count; j++) f->block = (uint32_t)mm_max(f->block, mm_min(rows, t->piece[j].rows));
+    for (unsigned j = 0; j < t->piece_count; j++) f->blocks += mm_cells(t->piece[j].rows, f->block);
+    if (!mm_mul(c->in[tensor[i]].leads, fisher_of(f), &n) || !mm_mul(n, sizeof *f->sum, &n) || !mm_add(*bytes, n, bytes))
+      return mm_fail_memory(err, UINT64_MAX);
+  }
+  const uint64_t limit = mm_memory_limit();
+  if (*bytes > limit)
+    return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(p->dir, NULL),
+                   "found %llu bytes of memory, expected at least %llu for moments of gradients in blocks of %u rows",
+                   (unsigned long long)limit, (unsigned long long)*bytes, rows);
+  for (uint32_t i = 0; i < count; i++) {
+    const inputs *in = &c->in[tensor[i]];
+    fisher *f = &c->in[tensor[i]].fisher;
+    if (!(f->sum = mm_calloc(in->leads * fisher_of(f), sizeof *f->sum, err)) || !(f->rows = mm_calloc(in->leads, sizeof *f->rows, err)))
+      return false;
+  }
+  return true;
+}
+
+void mm_calibration_add_fisher(mm_calibration *c, const mm_packed *w, uint32_t lead, const float *dy, uint32_t rows) {
+  const mm_pack_tensor *t = &c->s->pack.tensor[w->tensor];
+  const fisher *f = &c->in[w->tensor].fisher;
+  const vectors v = {dy, NULL, rows, w->n};
+  if (!f->sum) return;
+  double *sum = f->sum + lead * fisher_of(f);
+  for (unsigned j = 0; j < t->piece_count; j++)
+    for (uint32_t row = 0; row < t->piece[j].rows; row += f->block, sum += triangle(f->block))
+      add_block(sum, &v, t->piece[j].local_at + row, (uint32_t)mm_min(f->block, t->piece[j].rows - row));
+  f->rows[lead] += rows;
 }
 
 /* ---- sums ---- */
@@ -139,7 +203,7 @@ static share share_of(mm_calibration *c, uint32_t rank, const mm_packed *w, uint
 void mm_calibration_add(mm_calibration *c, uint32_t rank, const mm_packed *w, uint32_t lead, const float *x, const uint32_t *pick,
                         uint32_t rows) {
   const share to = share_of(c, rank, w, lead, rows);
-  if (c->in[w->tensor].moment) add_moments(&c->in[w->tensor], lead, x, pick, rows);
+  if (c->in[w->tensor].moment) add_moments(&c->in[w->tensor], lead, &(vectors){x, pick, rows, w->k});
   for (uint32_t t = 0; t < rows; t++) {
     const float *row = x + (size_t)(pick ? pick[t] : t) * w->k + to.own.at;
     for (uint32_t i = 0; i < to.own.count; i++) {
@@ -157,55 +221,77 @@ void mm_calibration_add_sums(mm_calibration *c, uint32_t rank, const mm_packed *
   }
 }
 
-static bool given(const inputs *in) {
-  for (uint32_t e = 0; in->square && e < in->leads; e++)
-    if (in->rows[e]) return true;
+/* ---- the file ---- */
+
+static bool any(const int64_t *rows, uint32_t leads) {
+  for (uint32_t e = 0; e < leads; e++)
+    if (rows[e]) return true;
   return false;
 }
 
-/* The mean of a matrix's sums, at `offset` of the file. */
-static bool write_moments(const inputs *in, uint32_t lead, float *line, uint64_t offset, int fd, const char *path, mm_err *err) {
-  const size_t n = triangle(in->block), bytes = n * sizeof *line;
-  const double *sum = in->moment + lead * moments_of(in);
-  const double rows = (double)(in->rows[lead] ? in->rows[lead] : 1);
-  offset += lead * moments_of(in) * sizeof *line;
-  for (size_t done = 0; done < moments_of(in); done += n) {
-    for (size_t i = 0; i < n; i++) line[i] = (float)(sum[done + i] / rows);
-    if (!mm_pwrite(fd, path, line, bytes, offset + done * sizeof *line, err)) return false;
+/* Whether a tensor of the manifest has this kind of numbers: those of a matrix that was given anything. */
+static bool has(const inputs *in, int what) {
+  if (what == FISHER || what == FISHER_ROWS) return in->fisher.rows && any(in->fisher.rows, in->leads);
+  return in->square && any(in->rows, in->leads) && (what != MOMENTS || in->moment);
+}
+
+typedef struct place {
+  int fd;
+  const char *path;
+} place;
+
+/* Writes the means of each matrix's sums over its rows, n numbers each. */
+static bool write_means(const double *sum, const int64_t *rows, uint32_t leads, size_t n, uint64_t offset, const place *f, mm_err *err) {
+  float *line = mm_calloc(n, sizeof *line, err);
+  bool ok = line;
+  for (uint32_t e = 0; ok && e < leads; e++, sum += n) {
+    const double of = (double)(rows[e] ? rows[e] : 1);
+    for (size_t i = 0; i < n; i++) line[i] = (float)(sum[i] / of);
+    ok = mm_pwrite(f->fd, f->path, line, n * sizeof *line, offset + e * n * sizeof *line, err);
+  }
+  free(line);
+  return ok;
+}
+
+static bool write_amax(const mm_calibration *c, const inputs *in, uint64_t offset, const place *f, mm_err *err) {
+  for (uint32_t e = 0; e < in->leads; e++) {
+    float amax = 0;
+    for (uint32_t r = 0; r < c->s->pack.tp; r++) amax = fmaxf(amax, in->amax[(size_t)r * in->leads + e]);
+    if (!mm_pwrite(f->fd, f->path, &amax, sizeof amax, offset + e * sizeof amax, err)) return false;
   }
   return true;
 }
 
-/* The tensors of in, at their offsets in the file. */
-static bool write_inputs(const mm_calibration *c, const inputs *in, const uint64_t offset[KINDS], int fd, const char *path, mm_err *err) {
-  float *line = mm_calloc(mm_max(in->k, in->moment ? triangle(in->block) : 0), sizeof *line, err);
-  bool ok = line;
-  for (uint32_t e = 0; ok && e < in->leads; e++) {
-    float amax = 0;
-    for (uint32_t r = 0; r < c->s->pack.tp; r++) amax = fmaxf(amax, in->amax[(size_t)r * in->leads + e]);
-    for (uint32_t i = 0; i < in->k; i++) line[i] = (float)(in->square[(size_t)e * in->k + i] / (double)(in->rows[e] ? in->rows[e] : 1));
-    size_t bytes = in->k * sizeof *line;
-    ok = mm_pwrite(fd, path, line, bytes, offset[MEAN_SQUARE] + e * bytes, err) &&
-         mm_pwrite(fd, path, &amax, sizeof amax, offset[AMAX] + e * sizeof amax, err) &&
-         (!in->moment || write_moments(in, e, line, offset[MOMENTS], fd, path, err));
+/* One kind of numbers of a tensor, at its offset in the file. */
+static bool write_kind(const mm_calibration *c, const inputs *in, int what, uint64_t offset, const place *f, mm_err *err) {
+  switch (what) {
+    case ROWS: return mm_pwrite(f->fd, f->path, in->rows, in->leads * sizeof *in->rows, offset, err);
+    case FISHER_ROWS: return mm_pwrite(f->fd, f->path, in->fisher.rows, in->leads * sizeof *in->rows, offset, err);
+    case MEAN_SQUARE: return write_means(in->square, in->rows, in->leads, in->k, offset, f, err);
+    case AMAX: return write_amax(c, in, offset, f, err);
+    case MOMENTS: return write_means(in->moment, in->rows, in->leads, moments_of(in), offset, f, err);
+    default: return write_means(in->fisher.sum, in->fisher.rows, in->leads, fisher_of(&in->fisher), offset, f, err);
   }
-  free(line);
-  return ok && mm_pwrite(fd, path, in->rows, in->leads * sizeof *in->rows, offset[ROWS], err);
 }
 
-/* One kind of tensor for every matrix that was given anything, in manifest order; how many into *n. */
+static mm_shape shape_of(const mm_pack_tensor *t, const inputs *in, int what) {
+  const uint64_t blocks = what == FISHER ? in->fisher.blocks
+                          : in->moment   ? mm_cells(in->k, in->block)
+                                         : 0,
+                 many = triangle(what == FISHER ? in->fisher.block : in->block);
+  if (what == MEAN_SQUARE) return t->lead ? mm_shape2(in->leads, in->k) : mm_shape1(in->k);
+  if (what == MOMENTS || what == FISHER) return t->lead ? (mm_shape){3, {in->leads, blocks, many}} : mm_shape2(blocks, many);
+  return mm_shape1(in->leads);
+}
+
+/* One kind of tensor for every matrix that has it, in manifest order, behind those of st[*n]. */
 static bool describe(const mm_calibration *c, int what, mm_st_tensor *st, size_t *n, mm_arena *names, mm_err *err) {
-  *n = 0;
   for (size_t i = 0; i < c->s->pack.tensor_count; i++) {
     const mm_pack_tensor *t = &c->s->pack.tensor[i];
-    const inputs *in = &c->in[i];
-    if (!given(in)) continue;
+    if (!has(&c->in[i], what)) continue;
     const char *name = mm_arena_printf(names, err, "%s%s", t->name, suffix[what]);
     if (!name) return false;
-    const uint64_t blocks = in->moment ? mm_cells(in->k, in->block) : 0, many = triangle(in->block);
-    mm_shape shape = what != MEAN_SQUARE ? mm_shape1(in->leads) : t->lead ? mm_shape2(in->leads, in->k) : mm_shape1(in->k);
-    if (what == MOMENTS) shape = t->lead ? (mm_shape){3, {in->leads, blocks, many}} : mm_shape2(blocks, many);
-    st[(*n)++] = (mm_st_tensor){.name = name, .dtype = what == ROWS ? MM_I64 : MM_F32, .shape = shape};
+    st[(*n)++] = (mm_st_tensor){.name = name, .dtype = what <= FISHER_ROWS ? MM_I64 : MM_F32, .shape = shape_of(t, &c->in[i], what)};
   }
   return true;
 }
@@ -216,17 +302,14 @@ bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_
   mm_st_tensor *st = mm_calloc(c->s->pack.tensor_count * KINDS, sizeof *st, err);
   size_t n = 0, header_bytes;
   bool ok = st;
-  for (int what = 0; ok && what < (int)c->kinds; what++) ok = describe(c, what, st + (size_t)what * n, &n, &names, err);
-  void *header = ok ? mm_st_header(st, n * c->kinds, &meta, 1, 64, &header_bytes, err) : NULL;
+  for (int what = 0; ok && what < KINDS; what++) ok = describe(c, what, st, &n, &names, err);
+  void *header = ok ? mm_st_header(st, n, &meta, 1, 64, &header_bytes, err) : NULL;
   ok = header && mm_pwrite(fd, path, header, header_bytes, 0, err);
   const mm_st_tensor *next = st;
-  for (size_t i = 0; ok && i < c->s->pack.tensor_count; i++) {
-    if (!given(&c->in[i])) continue;
-    uint64_t offset[KINDS] = {0};
-    for (unsigned what = 0; what < c->kinds; what++) offset[what] = next[what * n].offset;
-    ok = write_inputs(c, &c->in[i], offset, fd, path, err);
-    next++;
-  }
+  const place f = {fd, path};
+  for (int what = 0; ok && what < KINDS; what++)
+    for (size_t i = 0; ok && i < c->s->pack.tensor_count; i++)
+      if (has(&c->in[i], what)) ok = write_kind(c, &c->in[i], what, (next++)->offset, &f, err);
   free(header);
   free(st);
   mm_arena_close(&names);

@@ -22,14 +22,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
           for (uint32_t j = 0; j < cols; j++) sum += w[j];
         }
     if (!(sum >= 0)) abort();
-    mm_moment_factors f = {0};
+    static const uint32_t rows[] = {5, 3};
+    mm_moment_factors f = {0}, g = {0};
     for (size_t i = 0; i < a->rule_count; i++)
       for (uint32_t cols = COLS; cols <= 6; cols += 2) {
         mm_second_moments of;
         if (!mm_second_moments_find(&of, &m, &a->rule[i], 0, 0, EXPERTS, cols, MM_IGNORED) || !of.entry) continue;
-        for (uint32_t e = 0; e < of.entry->matrices; e++) mm_either_way(mm_moment_factors_find(&f, &of, e, MM_IGNORED));
+        for (uint32_t e = 0; e < of.set->matrices; e++) mm_either_way(mm_moment_factors_find(&f, &of, e, MM_IGNORED));
+        for (uint32_t piece = 0; piece < 2; piece++) {
+          mm_second_moments out;
+          if (!mm_output_moments_find(&out, &of, &a->rule[i], rows, 2, piece, MM_IGNORED) || !out.entry) continue;
+          for (uint32_t e = 0; e < out.set->matrices; e++) mm_either_way(mm_moment_factors_find(&g, &out, e, MM_IGNORED));
+        }
       }
     mm_moment_factors_close(&f);
+    mm_moment_factors_close(&g);
   } else if (err.status == MM_OK) {
     abort();
   }

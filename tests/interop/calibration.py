@@ -4,7 +4,7 @@ attention as numpy computes them from the source, and as many rows as tokens (fo
 minimax-convert takes them, and the same written as llama.cpp's importance matrices, to the same bytes; the error that the text meets gets
 less, a changed file is not the one that a run was begun with, and static scales are those of the collected maxima whoever spells them.
 Second moments are numpy's too; what --method gptq makes of them has the same bytes for every --tp and --jobs and after an interruption, less
-error in the outputs, and takes experts that saw no token, one or ten."""
+error in the outputs, and takes experts that saw no token, one or ten; so does what moments of gradients make of it."""
 import json
 import os
 import struct
@@ -307,6 +307,81 @@ def feedback():
     assert "E_USAGE" in convert(model, "no", "--quant", "w4a16", "--method", "gptq", status=2)
 
 
+def coupled_error(path, plain, collected):
+    """tr(G E H Et) of all quantised matrices, in the blocks collected; G mixed with 0.4 of its mean."""
+    total = 0
+    for module in path.quantised():
+        at, _, last = module.rpartition(".")
+        ours = {"o_proj": at + ".o_proj.", "w1": "w13_", "w3": "w13_", "w2": "w2_"}.get(last, at + ".qkv_proj.")
+        ours = ours if ours.endswith(".") else f"{at.rpartition('.')[0]}.{ours}"
+        e = path.weight(module).astype("f8") - plain.weight(module)
+        x, g = collected[ours + "weight.moments"], collected[ours + "weight.fisher"]
+        if x.ndim == 3:
+            expert = int(at.rpartition(".")[2])
+            x, g = x[expert], g[expert]
+        first = {"k_proj": 4, "v_proj": 5, "w3": 2}.get(last, 0)
+        g = square(g[first:first + -(-len(e) // 128)], len(e))
+        g = g / np.trace(g) * len(e) * 0.6 + 0.4 * np.eye(len(e)) if np.trace(g) > 0 else np.eye(len(e))
+        total += np.trace(g @ e @ square(x, e.shape[1]) @ e.T) / len(e)
+    return total
+
+
+def coupled():
+    """--method gptq of tiny-m2 with moments of gradients."""
+    model, file = "tiny-m2", os.path.join(TMP, "tiny-m2-1.safetensors")
+    before = {k: v for k, v in load_file(file).items()}
+    collected = collect(model, os.path.join(TMP, "tiny-m2-1"), "--moments", "128", "--fisher", "128")
+    for name, t in before.items():  # what there was before is as it was
+        np.testing.assert_array_equal(t, collected[name], err_msg=name)
+    for name, t in collected.items():
+        if name.endswith(".fisher_rows"):
+            np.testing.assert_array_equal(t, collected[name.replace("fisher_rows", "rows")], err_msg=name)
+    assert len(collected) == len(before) + 2 * 16 and "lm_head.weight.fisher" not in collected
+    gptq = ["--method", "gptq", "--importance", file]
+    hf = ["--layout", "hf", "--override", "*.w2.weight=bf16"]
+    exact = Unsharded(os.path.join(TMP, "exact"))
+    exact.weight = lambda module: np.ascontiguousarray((exact.modules[module]["weight"][0].astype("<u4") << 16).view("<f4"))
+    for scheme in ("w4a16", "nvfp4a16"):
+        want = convert(model, "coupled", "--quant", scheme, *gptq, "--jobs", "1", "--force")
+        same(want, convert(model, "jobs", "--quant", scheme, *gptq, "--jobs", "8", "--force"))
+        for tp in ("2", "8") if scheme == "w4a16" else ("4",):
+            joined(want, convert(os.path.relpath(convert(model, "cut", "--quant", scheme, *gptq, "--tp", tp, "--force"), "tests/data"), "joined", "--force"))
+        alone = coupled_error(Unsharded(os.path.join(TMP, scheme + "-fed")), exact, collected)
+        less = coupled_error(Unsharded(convert(model, scheme + "-coupled", "--quant", scheme, *hf, *gptq)), exact, collected)
+        assert less < 0.85 * alone, (scheme, less, alone)
+        print(f"{model} {scheme}: error that all outputs share {100 * (1 - less / alone):.1f} % less by coupled rows")
+    part = ["--quant", "mxfp4", "--part-size", "256K"]
+    whole = convert(model, "coupled-whole", *part, *gptq)
+    convert(model, "coupled-begun", *part, *gptq, "--part", "0/2")
+    same(whole, convert(model, "coupled-begun", *part, *gptq, "--resume"))
+
+    # Experts with gradients of no token, one, and ten; outputs that are always 0; numbers that are none.
+    few, rng = {k: v.copy() for k, v in collected.items()}, np.random.default_rng(7)
+    for name, t in collected.items():
+        if name.endswith("_weight.fisher"):
+            for e, tokens in ((0, 0), (1, 1), (2, 10)):
+                few[name + "_rows"][e] = tokens
+                for b in range(t.shape[1]):
+                    dy = rng.standard_normal((tokens, 128)) * (np.arange(128) % 9 != 4) * (np.arange(128) < np.count_nonzero(square(t[e, b:b + 1], 128).any(1)))
+                    few[name][e, b] = (dy.T @ dy / max(tokens, 1))[np.tril_indices(128)]
+    path = os.path.join(TMP, "few-gradients.safetensors")
+    save_file(few, path)
+    found = convert(model, "few-gradients", "--quant", "w4a16", "--method", "gptq", "--importance", path)
+    subprocess.run([f"{BIN}/minimax-verify", found, "--source", f"tests/data/{model}"], check=True, stdout=subprocess.DEVNULL)
+    assert nll(model, found) < nll(model, os.path.join(TMP, "tiny-m2-1")) + 0.1
+    name = "model.layers.2.self_attn.o_proj.weight"
+    few[name + ".fisher"][1, 77] = np.inf
+    save_file(few, path)
+    refused = convert(model, "nan", "--quant", "w4a16", "--method", "gptq", "--importance", path, status=3)
+    assert "E_IMPORTANCE" in refused and name in refused and "not finite" in refused and "few-gradients.safetensors" in refused, refused
+    few[name + ".fisher"][1, 76:78] = 1e6, 1  # a product of rows 10 and 11 that their squares do not allow
+    save_file(few, path)
+    refused = convert(model, "none", "--quant", "w4a16", "--method", "gptq", "--importance", path, status=3)
+    assert "E_IMPORTANCE" in refused and name in refused and "no second moments at row" in refused, refused
+    for options in (["--collect", "x", "--fisher", "128"], ["--collect", "x", "--moments", "128", "--fisher", "192"]):
+        assert subprocess.run([f"{BIN}/minimax-eval", os.path.join(TMP, "tiny-m2-1"), "--ids", "x", *options], stderr=subprocess.DEVNULL).returncode == 2
+
+
 def scales(packed):
     with open(os.path.join(packed, "manifest.json"), encoding="utf-8") as f:
         return {t["name"]: t["input_scale"] for t in json.load(f)["tensors"] if "input_scale" in t}
@@ -363,5 +438,6 @@ if __name__ == "__main__":
     importance()
     first_moments()
     feedback()
+    coupled()
     static_scales()
     print("calibration: collected, weighed and scaled as numpy has it")

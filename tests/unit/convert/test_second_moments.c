@@ -1,5 +1,5 @@
-/* Second moments of a calibration file: what is factored for experts that saw no token, one, ten and many; what is refused of a file that
- * holds other shapes, numbers that are not finite, or no second moments. */
+/* Second moments of a calibration file: what is factored for experts that saw no token, one, ten and many, of inputs and of gradients; what
+ * is refused of a file that holds other shapes, numbers that are not finite, or no second moments. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -138,6 +138,129 @@ TEST(no_second_moments) {
   assert_non_null(strstr(err.text, "no second moments"));
   mm_moment_factors_close(&w);
   mm_importance_close(&m);
+}
+
+/* ---- of gradients ---- */
+
+enum { R = 5, PIECES = 2, BLOCKS = 2, T_OUT = R * (R + 1) / 2 }; /* source matrices of 5 and 3 rows, a block each */
+static const uint32_t piece_rows[PIECES] = {R, 3};
+
+/* Entry (i, j) of block b of expert e: 0 past the piece's rows. */
+static double gradient(int e, int b, int i, int j) {
+  if (!rows[e] || i >= (int)piece_rows[b] || j >= (int)piece_rows[b]) return 0;
+  return (b + 1) * (cos(i + 0.7 * e) * cos(j + 0.7 * e) + (i == j ? 0.2 + 0.1 * e : 0));
+}
+
+/* The file above with moments of gradients. */
+static bytes gradient_file(const char *which, const char *shape, const char *type) {
+  char header[1400], name[80];
+  bytes b = file(which, whole, "F32"), out = {.n = 0};
+  uint64_t head;
+  memcpy(&head, b.at, sizeof head);
+  const int at = (int)(b.n - sizeof head - head);
+  snprintf(name, sizeof name, "model.layers.1.block_sparse_moe.experts.%s_weight", which);
+  const int n = snprintf(header, sizeof header,
+                         "%.*s,\"%s.fisher_rows\":{\"dtype\":\"%s\",\"shape\":[%d],\"data_offsets\":[%d,%d]},"
+                         "\"%s.fisher\":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%d,%d]}}",
+                         (int)head - 1, (const char *)b.at + sizeof head, name, type, E, at, at + E * 8, name, shape, at + E * 8,
+                         at + E * 8 + E * BLOCKS * T_OUT * 4);
+  put_u64(&out, (uint64_t)n);
+  put(&out, header, (size_t)n);
+  put(&out, b.at + sizeof head + head, (size_t)at);
+  put(&out, rows, sizeof rows);
+  for (int e = 0; e < E; e++)
+    for (int p = 0; p < BLOCKS; p++)
+      for (int i = 0; i < R; i++)
+        for (int j = 0; j <= i; j++) put_f32(&out, (float)gradient(e, p, i, j));
+  return out;
+}
+
+static const char both[] = "[4,2,15]";
+
+static bool find_outputs(mm_second_moments *of, mm_importance *m, const bytes *b, const char *end, uint32_t piece, mm_err *err) {
+  mm_second_moments inputs;
+  return mm_importance_parse(m, "file", b->at, b->n, err) && mm_second_moments_find(&inputs, m, rule(end), 1, 0, E, K, err) &&
+         mm_output_moments_find(of, &inputs, rule(end), piece_rows, PIECES, piece, err);
+}
+
+/* Mixed with the layer's as inputs are, made a mean diagonal of 1, then with 0.4 of that mean. */
+static void check_outputs(const char *which, const char *end, bool shared) {
+  const bytes b = gradient_file(which, both, "I64");
+  mm_moment_factors w = {0};
+  mm_importance m;
+  mm_err err = {0};
+  for (uint32_t n = 0; n < 8; n++) {
+    const uint32_t piece = n % PIECES, rows_here = piece_rows[piece];
+    const int e = (int)(n * 3 % 8 / 2);
+    mm_second_moments of;
+    if (!find_outputs(&of, &m, &b, end, piece, &err)) fail_msg("%s", err.text);
+    assert_non_null(of.entry);
+    double pool[R][R] = {{0}}, mean = 0, all = 0, mix[R][R], diagonal = 0;
+    for (uint32_t i = 0; i < rows_here; i++)
+      for (uint32_t j = 0; j < rows_here; j++)
+        for (int x = 0; x < E; x++) pool[i][j] += (double)rows[x] / 1011 * gradient(x, (int)piece, (int)i, (int)j);
+    for (uint32_t i = 0; i < rows_here; i++) mean += pool[i][i] / rows_here;
+    for (uint32_t i = 0; i < rows_here; i++)
+      for (uint32_t j = 0; j < rows_here; j++)
+        mix[i][j] = ((double)rows[e] * gradient(e, (int)piece, (int)i, (int)j) + 64 * (shared   ? pool[i][j]
+                                                                                       : i == j ? mean
+                                                                                                : 0)) /
+                    ((double)rows[e] + 64);
+    for (uint32_t i = 0; i < rows_here; i++) all += mix[i][i] / rows_here;
+    for (uint32_t i = 0; i < rows_here; i++)
+      for (uint32_t j = 0; j < rows_here; j++) mix[i][j] = mix[i][j] / all + (i == j ? 0.4 / 0.6 : 0);
+    for (uint32_t i = 0; i < rows_here; i++) diagonal += mix[i][i] / rows_here;
+    w.set = NULL; /* another file's */
+    if (!mm_moment_factors_find(&w, &of, (uint32_t)e, &err)) fail_msg("%s", err.text);
+    assert_int_equal(w.f.k, rows_here);
+    for (uint32_t i = 0; i < rows_here; i++)
+      for (uint32_t j = 0; j < rows_here; j++) {
+        const double want = mix[w.f.order[i]][w.f.order[j]] + (i == j ? 0.01 * diagonal + 1e-6 : 0);
+        assert_true(fabs((double)w.f.moment[i * mm_feedback_stride(R) + j] - want) < 1e-5);
+      }
+    mm_importance_close(&m);
+  }
+  mm_moment_factors_close(&w);
+}
+
+TEST(gradients_of_few_tokens) {
+  check_outputs("w13", "experts.{e}.w1.weight", false);
+  check_outputs("w2", "experts.{e}.w2.weight", true);
+}
+
+static void refused_outputs(const bytes *b, const char *says) {
+  mm_importance m = {0};
+  mm_second_moments of;
+  mm_err err = {0};
+  if (find_outputs(&of, &m, b, "experts.{e}.w1.weight", 0, &err)) fail_msg("taken: %s", says);
+  assert_string_equal(err.code, "E_IMPORTANCE");
+  if (!strstr(err.text, says) || !strstr(err.text, "w13_weight") || !strstr(err.text, "offset")) fail_msg("%s, not %s", err.text, says);
+  mm_importance_close(&m);
+}
+
+TEST(other_gradients) {
+  static const char *const shape[] = {"[4,30]", "[120]", "[4,2,3,5]", "[2,4,15]"}, *const model[] = {"[4,10,3]", "[4,5,6]", "[4,1,30]"};
+  bytes b;
+  for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+    b = gradient_file("w13", shape[i], "I64");
+    refused_outputs(&b, "found another shape or type");
+  }
+  for (size_t i = 0; i + 1 < sizeof model / sizeof *model; i++) {
+    b = gradient_file("w13", model[i], "I64");
+    refused_outputs(&b, "found moments of gradients of");
+  }
+  b = gradient_file("w13", model[2], "I64"); /* 30 is no triangle */
+  refused_outputs(&b, "found another shape or type");
+  b = gradient_file("w13", both, "F64");
+  refused_outputs(&b, "no .fisher_rows of I64");
+  b = gradient_file("w13", both, "I64");
+  const float odd = NAN;
+  memcpy(b.at + b.n - 7 * sizeof odd, &odd, sizeof odd);
+  refused_outputs(&b, "not finite");
+  b = gradient_file("w13", both, "I64");
+  const int64_t none = -1;
+  memcpy(b.at + b.n - E * BLOCKS * T_OUT * 4 - sizeof none, &none, sizeof none);
+  refused_outputs(&b, "negative number of tokens");
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
