@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Two ways to lower the divergence of 4-bit weights that are not in the converter, tried on the small checkpoints (figures: quant/RESULTS.md).
+"""Two ways to lower the divergence of 4-bit weights, tried on the small checkpoints (figures: quant/RESULTS.md). The first is not in the converter;
+the second is, in C and with its own gradients, for minimax-eval --collect --moments --fisher: this is an independent reference for it.
 
   quality_attempts.py BIN WORK equalise|couple [--models tiny-m1,tiny-m2] [--limit 40] [--threads N] [--only NAME,…]
 

@@ -7,7 +7,7 @@ BIN is the folder of the programs. A model is a folder of tests/data, or a path 
 each model, scheme and search: negative log-likelihood (NLL) a token over windows of 512, its distance from the unquantised checkpoint and from the
 same scheme's absmax; then the Kullback-Leibler divergence (KL) of the next token's distribution from the unquantised checkpoint's, which is how much
 likelihood the quantisation costs on text that the checkpoint itself would write, and its distance from absmax. The row gptq is --method gptq after
-the search mse, calibrated on the held-out ids that are not scored, or on the ids of --calibration. Standard errors of distances are over stretches
+the search mse, calibrated on the held-out ids that are not scored, or on the ids of --calibration; coupled is the same with --fisher 512. Standard errors of distances are over stretches
 of two windows, pairwise. What the next word of this text happens to be moves NLL by a few thousandths either way; KL does not have that noise. Exit
 status 1 if a search is worse than absmax in either by more than three standard errors. nvfp4a16 has nvfp4's weights, w4afp8 has w4a16's.
 
@@ -23,8 +23,8 @@ import tempfile
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-SEARCHES = {"block_fp8": [], "channel_fp8": [], "tensor_wise_fp8": [], "mxfp8": [], "int8": ["mse"], "nvfp4": ["mse", "four_six", "gptq"],
-            "mxfp4": ["mse", "gptq"], "w4a16": ["mse", "gptq"], "w4a8": ["mse", "gptq"]}
+SEARCHES = {"block_fp8": [], "channel_fp8": [], "tensor_wise_fp8": [], "mxfp8": [], "int8": ["mse"], "nvfp4": ["mse", "four_six", "gptq", "coupled"],
+            "mxfp4": ["mse", "gptq", "coupled"], "w4a16": ["mse", "gptq", "coupled"], "w4a8": ["mse", "gptq", "coupled"]}
 WINDOW, BATCH = 512, 8
 
 
@@ -37,16 +37,17 @@ def place(model):
     return model if "/" in model else f"tests/data/{model}"
 
 
-def calibration(args, model, scored, folder):
+def calibration(args, model, scored, folder, coupled):
     """Second moments over the ids of --calibration, or over those behind the scored windows."""
-    out, rest, packed = (os.path.join(folder, f"{os.path.basename(model)}.{end}") for end in ("safetensors", "json", "none"))
+    name = os.path.basename(model) + (".coupled" if coupled else "")
+    out, rest, packed = (os.path.join(folder, f"{name}.{end}") for end in ("safetensors", "json", "none"))
     if os.path.exists(out):
         return out
     with open(args.calibration or f"{place(model)}/held-out-ids.json", encoding="utf-8") as f, open(rest, "w", encoding="utf-8") as to:
         json.dump(json.load(f)[0 if args.calibration else scored * WINDOW + 1:], to)
     subprocess.run([f"{args.bin}/minimax-convert", place(model), "-o", packed, "--quiet"], check=True)
-    subprocess.run([f"{args.bin}/minimax-eval", packed, "--ids", rest, "--act-quant", "off", "--quiet", "--collect", out, "--moments", "512"],
-                   check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([f"{args.bin}/minimax-eval", packed, "--ids", rest, "--act-quant", "off", "--quiet", "--collect", out, "--moments", "512",
+                    *(["--fisher", "512"] if coupled else [])], check=True, stdout=subprocess.DEVNULL)
     return out
 
 
@@ -54,8 +55,8 @@ def windows(args, model, scheme, search, ids, folder):
     """log p of every next id, window by window."""
     out, prompts, logits = (os.path.join(folder, name) for name in ("packed", "prompts.safetensors", "logits.safetensors"))
     extra = ["--search", search] if search else []
-    if search == "gptq":
-        extra = ["--method", "gptq", "--importance", calibration(args, model, len(ids), folder)]
+    if search in ("gptq", "coupled"):
+        extra = ["--method", "gptq", "--importance", calibration(args, model, len(ids), folder, search == "coupled")]
     subprocess.run([f"{args.bin}/minimax-convert", place(model), "-o", out, "--force", "--quant", scheme, "--quiet", *extra], check=True)
     for begin in range(0, len(ids), BATCH):
         count = min(BATCH, len(ids) - begin)
@@ -105,7 +106,7 @@ def main():
     p.add_argument("--limit", type=int, default=40)
     p.add_argument("--schemes", default=",".join(SEARCHES))
     p.add_argument("--models", default="tiny-m1,tiny-m2")
-    p.add_argument("--searches", default="absmax,mse,four_six,gptq", help="of those that a scheme has; absmax always")
+    p.add_argument("--searches", default="absmax,mse,four_six,gptq,coupled", help="of those that a scheme has; absmax always")
     p.add_argument("--calibration", help="a JSON list of ids for the moments of gptq")
     args = p.parse_args()
     worse, rises = [], {}
@@ -122,7 +123,7 @@ def main():
             print(f"| {name} | `bf16` | | {none.mean():.4f} | {count * WINDOW} tokens | | | |", flush=True)
             for scheme in args.schemes.split(","):
                 absmax = None
-                for search in ["absmax", *(x for x in SEARCHES.get(scheme, ["mse", "gptq"]) if x in args.searches.split(","))]:
+                for search in ["absmax", *(x for x in SEARCHES.get(scheme, ["mse", "gptq", "coupled"]) if x in args.searches.split(","))]:
                     found = measure(args, model, scheme, search, ids, plain, folder)
                     absmax = absmax or found
                     rises.setdefault((name, ids.tobytes()), {})[scheme, search] = [found[0] - none, found[1]]
