@@ -89,6 +89,16 @@ prepare() {
       done
     done
   done
+  # Groups of attention: dpG has G groups of one rank each, dpGtpN G groups of N ranks in all; ep2: ranks with experts of their own, pp2: stages.
+  for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-bf16 tiny-m2-block_fp8 tiny-m2-nvfp4 tiny-m2-channel_fp8 tiny-m3-random-bf16 tiny-m2-wide-block_fp8 tiny-m2-wide-bf16; do
+    source=tests/data/${name%-*}
+    case $name in *-wide-*) cuts='dp2 dp2tp4' source=$wide ;; tiny-m3-*) cuts='dp2 dp2tp4' ;; tiny-m1-bf16) cuts='dp2 dp2tp4 dp8 dp2pp2' ;; tiny-m2-block_fp8) cuts='dp2 dp2tp4 dp2ep2' ;; *) cuts='dp2 dp2tp4' ;; esac
+    for cut in $cuts; do
+      case $cut in dp2) how='--tp 2 --attn-tp 1' ;; dp2ep2) how='--tp 2 --attn-tp 1 --ep 2' ;; dp2pp2) how='--tp 2 --attn-tp 1 --pp 2' ;; dp8) how='--tp 8 --attn-tp 1' ;; *) how='--tp 4 --attn-tp 2' ;; esac
+      to=$work/ranks/$name-$cut
+      [ -e "$to" ] || "$build"/bin/minimax-convert "$source" -o "$to" $how --quant "${name##*-}" -q || row FAIL "prepare: $to"
+    done
+  done
   # Ranks with experts of their own, and stages: of one rank, and of two. Experts' columns in whole blocks, of which other ranks have a part.
   for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-block_fp8 tiny-m2-w4a16 tiny-m2-channel_fp8 tiny-m2-wide-block_fp8; do
     source=tests/data/${name%-*}

@@ -51,14 +51,13 @@ static mm_demand default_demand(const mm_model *m, const mm_gpu_demand *g) {
 /* Judges the ranks: *fit where a sequence of the model's full length fits every one, *tokens of cache that all have room for. A plan that
  * the cuda backend refuses has neither, and *no says why. */
 static bool judge(const mm_plan *p, const mm_gpu_demand *g, bool *fit, uint64_t *tokens, mm_err *no, mm_err *err) {
-  const mm_demand d = default_demand(&p->pack.model, g);
+  const uint32_t groups = mm_pack_groups(&p->pack);
+  mm_demand d = default_demand(&p->pack.model, g);
+  d.slots = (uint32_t)mm_ceil_div(d.slots, groups); /* of a rank: its group's */
   const mm_device_memory on = {.total = g->card.bytes, .free = g->card.bytes, .ranks = 1, .share = MM_GPU_SHARE};
   uint64_t pages = mm_most_pages(&d);
   *fit = false, *tokens = 0;
-  bool taken = mm_gpu_takes_model(&p->pack.model, p->pack.tp, no);
-  if (taken && p->pack.attn_tp)
-    taken = mm_fail(no, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL),
-                    "found --attn-tp %u, the cuda backend runs attention cut for all ranks", p->pack.attn_tp);
+  bool taken = mm_gpu_takes_model(&p->pack.model, p->pack.tp, mm_pack_attn_tp(&p->pack), no);
   for (uint32_t r = 0; taken && r < mm_pack_ranks(&p->pack); r++) {
     mm_rank_weights w;
     mm_rank_memory need;
@@ -71,7 +70,7 @@ static bool judge(const mm_plan *p, const mm_gpu_demand *g, bool *fit, uint64_t 
   }
   if (!taken) return true;
   *fit = pages >= mm_sequence_pages(&d);
-  *tokens = pages * MM_PAGE;
+  *tokens = pages * groups * MM_PAGE;
   return true;
 }
 

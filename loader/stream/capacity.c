@@ -85,12 +85,15 @@ typedef struct sizes {
   uint64_t heads, kv_heads, inter, qkv;
   uint64_t dense; /* columns between the products of an MLP */
   uint64_t logits_rows;
+  uint64_t groups; /* of attention */
 } sizes;
 
 static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_demand *d) {
   sizes x = {.m = m, .w = w, .d = d, .rows = d->step_tokens};
   if (d->calibration) x.rows = mm_max(2, x.rows);
   if (d->batch_invariant) x.rows = mm_max(MM_DEVICE_LEAST_INVARIANT, x.rows);
+  x.groups = w->tp / mm_attn_tp(w);
+  if (x.groups > 1) x.rows += x.groups * (d->batch_invariant ? MM_DEVICE_LEAST_INVARIANT : 1); /* padding of groups without rows */
   x.pairs = x.rows * m->top_k;
   x.heads = m->heads / mm_attn_tp(w), x.kv_heads = mm_max(1, m->kv_heads / mm_attn_tp(w));
   for (uint32_t l = w->layer_first; l < w->layer_end; l++)
@@ -106,7 +109,7 @@ static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_dema
 static void add_rows(uint64_t *sum, const sizes *x) {
   const uint64_t H = x->m->hidden, wide = x->heads * x->m->head_dim, widest = mm_max(mm_max(H, wide), x->dense);
   const uint64_t pitch = mm_round_up(widest, 128);
-  for (unsigned i = 0; i < 4 + x->d->taps; i++) add(sum, x->rows * H, 2);
+  for (unsigned i = 0; i < 4 + x->d->taps + (x->groups > 1 ? 2 : 0); i++) add(sum, x->rows * H, 2);
   add(sum, x->rows * x->qkv, 2), add(sum, x->rows * wide, 2), add(sum, x->rows * wide, 2);
   if (x->d->act_quant) add(sum, x->rows * pitch, 1), add(sum, x->rows * (pitch / 128), 4), add(sum, x->rows * widest, 2);
 }
@@ -181,7 +184,8 @@ static void add_attention(uint64_t *sum, const sizes *x) {
   /* Splitting rows pays only while splits x rows x heads stay below 66 times the multiprocessors (gqa_list.cu). */
   const uint64_t near = other ? 0 : mm_min(66 * blocks, 32 * x->rows * x->kv_heads);
   add(sum, x->rows * x->kv_heads * 4 + 256 + (near + items * x->kv_heads) * part, 1);
-  add(sum, x->rows * 88 + 8 * 256 + (items + mm_max(x->rows, near)) * 8, 1); /* what a step's kernels read of its batch */
+  add(sum, x->rows * (x->groups > 1 ? 92 : 88) + 9 * 256 + (items + mm_max(x->rows, near)) * 8,
+      1); /* what a step's kernels read of its batch */
   add(sum, mm_most_pages(x->d), 4), add(sum, m->layers, 64), add(sum, m->rotary_dim / 2, 4);
   for (uint32_t l = x->w->layer_first; l < x->w->layer_end; l++)
     if (m->attn[l] == MM_ATTN_LIGHTNING) add(sum, x->heads, 4);
@@ -189,7 +193,7 @@ static void add_attention(uint64_t *sum, const sizes *x) {
 
 /* Logits, and what is asked of them. */
 static void add_sampling(uint64_t *sum, const sizes *x) {
-  const uint64_t V = x->m->vocab, tp = x->w->tp, groups = mm_ceil_div(V, 256) * 4, rows = x->logits_rows;
+  const uint64_t V = x->m->vocab, tp = mm_attn_tp(x->w), groups = mm_ceil_div(V, 256) * 4, rows = x->logits_rows;
   const uint64_t own = (uint64_t)x->w->vocab_rows * 4;
   add(sum, mm_ceil_div(V, 32), 4), add(sum, x->rows, 4), add(sum, x->rows, 8), add(sum, x->rows, 4), add(sum, x->d->slots, 4);
   add(sum, (uint64_t)x->d->slots * x->d->positions, 4);
@@ -200,18 +204,24 @@ static void add_sampling(uint64_t *sum, const sizes *x) {
   add(sum, rows * MM_DEVICE_LOGPROBS, 8), add(sum, rows, 128 + 4096 + mm_ceil_div(V, 8)), add(sum, rows, 16);
 }
 
-/* Sums over the ranks of a stage: words, branches, slabs (runtime/cuda/comm/peers.cuh), or NCCL's buffers and a slab. */
+/* Words, branches and slabs of sums over so many ranks (runtime/cuda/comm/peers.cuh). rows: bytes that two ranks may send as they are made.
+ */
+static void add_peers(uint64_t *sum, uint64_t tp, uint64_t rows) {
+  const uint64_t slab = 64 * MIB, words = 131072 * 16, branch = 16 * (6144 / 8) * 16, sums = tp == 2 ? mm_max(slab, rows) : slab;
+  add(sum, 2 * tp * words + 3 * tp * branch + 2 * tp * (slab / tp + 32) + 2 * sums + 4 * tp * 64 * 4 + 256, 1);
+}
+
+/* Sums over the ranks of a stage, and over those of a group; or NCCL's buffers and a slab. */
 static void add_ranks(uint64_t *sum, const sizes *x) {
-  const uint64_t tp = x->w->tp, slab = 64 * MIB;
+  const uint64_t tp = x->w->tp, rows = mm_min(mm_round_up(x->rows * x->m->hidden * 2, 16), 256 * MIB);
   if (tp == 1) return;
-  const uint64_t rows = mm_min(mm_round_up(x->rows * x->m->hidden * 2, 16), 256 * MIB), words = 131072 * 16, branch = 16 * (6144 / 8) * 16;
   add(sum, 2 * x->rows + 4, 4);
   if (x->d->across) {
-    add(sum, slab, 1), add(sum, 512 * MIB, 1);
+    add(sum, 64 * MIB, 1), add(sum, 512 * MIB, 1);
     return;
   }
-  const uint64_t sums = tp == 2 ? mm_max(slab, rows) : slab;
-  add(sum, 2 * tp * words + 3 * tp * branch + 2 * tp * (slab / tp + 32) + 2 * sums + 4 * tp * 64 * 4 + 256, 1);
+  add_peers(sum, tp, x->groups == 1 ? rows : 0);
+  if (x->groups > 1 && mm_attn_tp(x->w) > 1) add_peers(sum, mm_attn_tp(x->w), rows);
 }
 
 /* Squares, largest magnitudes and counts of every input that is collected. */

@@ -18,12 +18,12 @@ static bool takes_extended(const mm_model *m, uint32_t tp, mm_err *err) {
                  heads, dim, m->index_block, MM_GPU_INDEX_HEADS, MM_GPU_INDEX_TILE);
 }
 
-bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err) {
+bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, uint32_t attn_tp, mm_err *err) {
   const mm_where nowhere = mm_at(NULL, NULL);
   const bool extended = mm_model_extended(m);
   if (tp > MM_GPU_RANKS)
     return mm_fail(err, MM_UNSUPPORTED, "E_TP", nowhere, "found --tp %u, the cuda backend has up to %d ranks", tp, MM_GPU_RANKS);
-  const uint64_t width = ((uint64_t)m->heads / tp + 2 * mm_max(1, m->kv_heads / tp)) * m->head_dim;
+  const uint64_t width = ((uint64_t)m->heads / attn_tp + 2 * mm_max(1, m->kv_heads / attn_tp)) * m->head_dim;
   const struct {
     const char *name;
     uint64_t found, most;
@@ -40,7 +40,7 @@ bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err) {
                      (unsigned long long)limit[i].found, (unsigned long long)limit[i].most);
   const bool has_kernel = m->head_dim == 64 || m->head_dim == 128 || (extended && m->head_dim == 32);
   if (has_kernel && m->hidden % 8 == 0 && m->rotary_dim % 16 == 0 && m->kv_heads && m->heads % m->kv_heads == 0)
-    return !extended || takes_extended(m, tp, err);
+    return !extended || takes_extended(m, attn_tp, err);
   return mm_fail(
       err, MM_UNSUPPORTED, "E_MODEL", nowhere,
       "found head_dim %u, hidden %u, rotary_dim %u, %u heads on %u kv heads; the cuda backend has kernels for head_dim %s64 and 128, "

@@ -21,8 +21,9 @@ enum {
   MM_GPU_INDEX_TILE = 16   /* positions: blocks are multiples */
 };
 
-/* MM_UNSUPPORTED, naming what is found and what the backend takes: E_TP, E_MODEL. */
-MM_MUST_USE bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, mm_err *err);
+/* For tp ranks of a stage, whose attention is cut for attn_tp. MM_UNSUPPORTED, naming what is found and what the backend takes: E_TP,
+ * E_MODEL. */
+MM_MUST_USE bool mm_gpu_takes_model(const mm_model *m, uint32_t tp, uint32_t attn_tp, mm_err *err);
 /* MM_UNSUPPORTED, naming tensor and scheme: E_SCHEME where no kernel reads the matrix, and E_ACT_QUANT where its inputs cannot be rounded,
  * which is what the backend does unless --act-quant off. True without a scheme. */
 MM_MUST_USE bool mm_gpu_takes_matrix(const mm_packed *w, const char *name, mm_err *err);

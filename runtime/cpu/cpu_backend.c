@@ -361,7 +361,7 @@ const mm_ops mm_ops_cpu = {
               mm_cpu_eagle_before, mm_cpu_eagle_chain},
     .calibration = true,
     .pins = true,
-    .ranks = {cpu_send, cpu_receive, mm_cpu_gather, mm_cpu_scatter},
+    .ranks = {.send = cpu_send, .receive = cpu_receive, .gather = mm_cpu_gather, .scatter = mm_cpu_scatter},
     .experts_cut = true,
     .across = true,
     .batch_invariant = true,

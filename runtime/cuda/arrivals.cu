@@ -7,6 +7,7 @@
 
 bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
   bool ready = false, padding = batch;
+  if (batch && b->groups.count > 1) batch = &b->groups.in->all;
   if (!b->loading || b->dry_runs) return true;
   for (uint32_t i = 0; padding && i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
   if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;

@@ -39,14 +39,6 @@ bool cuda_act(mm_backend *b, uint32_t width, mm_act *out, mm_err *err) {
 
 /* ---- a step ---- */
 
-/* The rows that a decode step of this many is padded to; 0: it is not. */
-uint32_t bucket_of(const mm_backend *b, uint32_t rows) {
-  for (uint32_t n : kBuckets) {
-    if (rows <= n) return (uint32_t)mm_min(n, b->c.limits.max_tokens);
-  }
-  return 0;
-}
-
 /* A later stage makes and gives back memory once it has its rows: until then the devices may not be idle, if earlier ones share them. */
 bool receives(const mm_backend *b) { return b->c.weights->layer_first > 0; }
 bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
@@ -55,6 +47,7 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
+  mm_cu_leave_groups(b);
   mm_cu_classify_rows(b, batch);
   b->step.ending = batch->sampling || b->draft.next == DRAFT_BEST ? GREEDY : LOGITS, b->step.options = nullptr, b->sampler.pending = false;
   for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
@@ -62,7 +55,7 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
     if (mm_sampling_options(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.options = batch->sampling;
   }
   if (b->step.options) b->step.ending = LOGITS;
-  const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? bucket_of(b, batch->tokens) : 0;
+  const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? mm_cu_bucket_of(b, batch->tokens) : 0;
   b->step.rows = bucket ? bucket : batch->tokens, b->step.tokens = batch->tokens;
   if (b->c.calibration && b->step.rows == 1)
     b->step.rows = 2; /* a single token's pairs are not sorted, as mm_cu_collect_experts wants them */
@@ -70,6 +63,8 @@ void plan_step(mm_backend *b, const mm_batch *batch) {
   const bool invariant = b->c.options.batch_invariant && !b->step.draft; /* a reply does not depend on what is proposed */
   if (invariant && b->step.rows) b->step.rows = (uint32_t)mm_max(b->step.rows, kLeastInvariant);
   if (invariant && b->step.outs) b->step.outs = (uint32_t)mm_max(b->step.outs, kLeastInvariant);
+  b->step.most_outs = b->step.outs;
+  mm_cu_plan_groups(b);
   b->step.spans = batch->span_count, b->step.tiles = 0;
   b->capture.mode = EAGER, b->capture.graph = nullptr;
 }
@@ -83,7 +78,7 @@ void plan_mode(mm_backend *b) {
   if (!b->step.decode || (b->step.outs != b->step.rows && !b->step.draft) ||
       b->step.rows > kBuckets[sizeof kBuckets / sizeof *kBuckets - 1])
     return;
-  if (b->c.options.eager || b->capture.off || b->dry_runs) return;
+  if (b->c.options.eager || b->capture.off || b->dry_runs || (b->groups.count > 1 && !b->groups.fixed)) return;
   b->capture.graph = &b->capture.graphs[{b->step.rows, b->step.ending, kind_of(b->step)}];
   if (b->capture.graph->exec) {
     b->capture.mode = REPLAY;
@@ -106,6 +101,7 @@ size_t fill_batch(mm_backend *b, const mm_batch *batch, const batch_arrays *h) {
   auto before = [&](uint2 tile) { return batch->span[tile.x].pos + tile.y; };
   std::sort(h->tile, h->tile + b->step.tiles, [&](uint2 x, uint2 y) { return before(x) != before(y) ? before(x) > before(y) : x.x < y.x; });
   for (uint32_t i = batch->tokens; i < b->step.rows; i++) h->id[i] = 0, h->slot[i] = -1, h->pos[i] = 0;
+  mm_cu_fill_groups(b, h);
   const uint64_t next = !b->step.draft || b->step.chain.passes; /* a row of a block proposes the token of its own position */
   for (uint32_t i = 0; i < b->step.outs; i++) {
     h->out[i] = i < batch->out_count ? batch->out[i] : i;
@@ -130,6 +126,7 @@ step_memory *free_memory(mm_backend *b) {
 void start_ops(mm_backend *b) {
   b->err.status = MM_OK, b->failed = nullptr, b->step.deferred = {}, b->lost = false;
   b->inputs.coded = b->inputs.rounded = nullptr;
+  mm_cu_leave_groups(b);
   b->inputs.decode = b->step.decode;
 }
 
@@ -137,13 +134,13 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (b->c.attach && !mm_hold_is_alive(b->c.attach, b->memory.connection, err)) return false;
   if ((!receives(b) && !mm_cu_look_at_load(b, batch, err)) || !mm_cu_begin_ranks(b, err)) return false;
   plan_step(b, batch);
-  if (!receives(b) && !grow_logits(b, b->step.outs, err)) return false;
+  if (!receives(b) && !grow_logits(b, b->step.most_outs, err)) return false;
   plan_mode(b), start_ops(b), b->capture.ops.clear();
   if (!(b->step.memory = free_memory(b)))
     return mm_fail(err, MM_USAGE, "E_BATCH", mm_at(NULL, NULL), "found %d steps outstanding, expected at most %d", MM_QUEUE + 1, MM_QUEUE);
   batch_arrays host;
-  size_t bytes = mm_cu_place_batch(b->step.rows, b->step.decode, static_cast<char *>(b->step.memory->block), &host);
-  mm_cu_place_batch(b->step.rows, b->step.decode, static_cast<char *>(b->device_block), &b->device);
+  size_t bytes = mm_cu_place_step(b, static_cast<char *>(b->step.memory->block), &host);
+  mm_cu_place_step(b, static_cast<char *>(b->device_block), &b->device);
   if (b->dry_runs) {
     fill_batch(b, batch, &host);
     return true;
@@ -167,7 +164,7 @@ void catch_up(mm_backend *b) {
   if (!running(b) || d.state == RESIDUAL_NONE) return;
   const cudaError_t e = d.state == RESIDUAL_SUMMED
                             ? mm_cu_combine_rows(d.op, b->step.rows, d.width, b->stream)
-                            : mm_cu_combine_ranks(b->peers, d.op, b->step.rows, d.width, d.state == RESIDUAL_SENT, b->stream);
+                            : mm_cu_combine_ranks(b->group, d.op, b->step.rows, d.width, d.state == RESIDUAL_SENT, b->stream);
   check(b, e, "combine");
   b->step.deferred = {};
 }
@@ -306,7 +303,7 @@ constexpr auto &begin_op = mm_cu_begin_op;
 
 /* Lets the kernel of a product of this rank's columns send its rows to the other rank of two, if it can: a combine follows. */
 void send_rows(mm_backend *b, bool partial, mm_act y) {
-  b->inputs.push = partial && b->peers ? mm_cu_push_rows(b->peers, b->step.rows, y.width) : mm_cu_push{};
+  b->inputs.push = partial && b->group && !b->groups.inside ? mm_cu_push_rows(b->group, b->step.rows, y.width) : mm_cu_push{};
 }
 
 mm_cu_rows places(const mm_backend *b) { return {b->device.slot, b->device.pos}; }
@@ -331,7 +328,7 @@ void cuda_receive(mm_backend *b, mm_act x) {
   b->inputs.wrote(x.data);
   if (b->dry_runs) return;
   b->lost = !mm_cu_receive_rows(b, rows_of(x), x.width, &b->err) || !mm_cu_look_at_load(b, nullptr, &b->err) ||
-            !grow_logits(b, b->step.outs, &b->err);
+            !grow_logits(b, b->step.most_outs, &b->err);
   if (b->lost) b->failed = "receive";
 }
 
@@ -387,12 +384,12 @@ void cuda_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pack
   const mm_cu_kv &kv = b->cache[layer].kv;
   const float *qn = q_norm ? b->weights.values[q_norm] : nullptr, *kn = k_norm ? b->weights.values[k_norm] : nullptr;
   const uint32_t singles = mm_cu_singles(b), rest = b->step.rows - singles;
-  const bool inside = q_norm && b->peers && !rest && mm_cu_qk_norm_inside(b);
-  if (q_norm && b->peers && !inside) {
+  const bool inside = q_norm && b->group && !rest && mm_cu_qk_norm_inside(b);
+  if (q_norm && b->group && !inside) {
     check(b, mm_cu_qk_norm_ranks(b, rows_of(qkv), qn, kn, (float)b->c.model->norm_eps), "norm of q and k");
     qn = kn = nullptr;
   }
-  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles, inside ? b->peers : nullptr};
+  mm_cu_qkv p = {rows_of(qkv), qn, kn, b->attention.inv_freq, (float)b->c.model->norm_eps, singles, inside ? b->group : nullptr};
   mm_cu_gqa a = {rows_of(qkv), rows_of(o), b->attention.work, singles, b->c.limits.max_tokens, {}, b->step.verifies};
   if (b->attention.far.items) a.far = {mm_cu_far_now(b), b->device.first, b->device.item};
   if (singles) check(b, mm_cu_gqa_decode(b->heads, places(b), kv, p, a, b->stream), "gqa decode");
@@ -421,7 +418,7 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
   if (mm_cu_later(b, cuda_gated_norm, y, o, gate, w, eps) || !begin_op(b)) return;
   b->inputs.wrote(y.data);
   const mm_cu_gated a = {rows_of(y), rows_of(o), rows_of(gate), b->weights.values[w], (float)eps, y.width};
-  if (b->peers) {
+  if (b->group) {
     check(b, mm_cu_gated_norm_ranks(b, a), "gated norm");
     return;
   }
@@ -438,14 +435,15 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   const bf16 *const piece = wide ? b->weights.router[router] : nullptr;
   const bool invariant = b->c.options.batch_invariant;
   const mm_cu_router m = {w, wide, x.width, piece, b->experts.router_product, invariant, mm_cu_ahead_of(b, layer)};
-  b->experts.route.bias = bias ? b->weights.values[bias] : nullptr, b->experts.route.slot = b->device.slot;
+  b->experts.route.bias = bias ? b->weights.values[bias] : nullptr,
+  b->experts.route.slot = b->groups.inside ? b->device.all_slot : b->device.slot;
   b->experts.route.load = b->experts.load + (size_t)layer * b->experts.route.experts;
   b->experts.route.index = b->c.weights->layer[layer].expert_index ? b->experts.index + (size_t)layer * b->experts.route.experts : nullptr;
   const deferred_residual &d = b->step.deferred;
-  const bool alone = d.state > RESIDUAL_SUMMED && b->step.rows == 1 && mm_cu_peers_distinct(b->peers);
+  const bool alone = d.state > RESIDUAL_SUMMED && b->step.rows == 1 && mm_cu_peers_distinct(b->group);
   if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {
     check(b,
-          alone ? mm_cu_combine_route_ranks(b->peers, d.op, m, b->experts.route, b->stream)
+          alone ? mm_cu_combine_route_ranks(b->group, d.op, m, b->experts.route, b->stream)
                 : mm_cu_combine_route(d.op, m, b->experts.route, b->step.rows, b->stream),
           "route");
     b->step.deferred = {};
@@ -484,7 +482,7 @@ void cuda_experts_shared(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13
 
 void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w, double eps) {
   if (mm_cu_later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
-  const bool partial = mm_cu_combines_ranks(b->peers, b->step.rows, h.width);
+  const bool partial = mm_cu_combines_ranks(b->group, b->step.rows, h.width);
   if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
   const mm_cu_combine a = mm_cu_combine_of(b, h, n, residual, branch, scale, w, eps);
   b->step.deferred = {!partial ? RESIDUAL_SUMMED : b->step.sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
@@ -583,7 +581,7 @@ const mm_ops mm_ops_cuda = {
               mm_cu_draft_keep, mm_cu_draft_before, mm_cu_draft_chain},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
-    .ranks = {.send = cuda_send, .receive = cuda_receive, .gather = NULL, .scatter = NULL},
+    .ranks = {.send = cuda_send, .receive = cuda_receive, .gather = mm_cu_gather, .scatter = mm_cu_scatter, .plan = mm_cu_plan},
     .experts_cut = true,
     .across = true,
     .batch_invariant_on_request = true,

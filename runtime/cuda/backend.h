@@ -23,6 +23,7 @@
 /* One step's batch, as the kernels read it; the same layout in pinned host memory and on the device. */
 struct batch_arrays {
   int32_t *id, *slot;
+  int32_t *all_slot; /* of the rows of all groups (mm_group_rows); with one group those are the rows, and this is slot */
   uint32_t *pos, *out;
   mm_cu_row_sampling *sampling;
   uint32_t *first; /* of rows in chunks (mm_cu_far), as is what comes last: */
@@ -100,6 +101,7 @@ struct deferred_residual {
 struct current_step {
   uint32_t rows = 0, outs = 0;     /* with padding */
   uint32_t tokens = 0, wanted = 0; /* rows and outputs without it */
+  uint32_t most_outs = 0;          /* of all groups, with padding */
   uint32_t spans = 0, tiles = 0;   /* not of decode steps */
   uint32_t singles = 0;            /* rows before the first prefill chunk: attention takes them as a decode step does */
   uint32_t single_spans = 0;       /* whose spans are so many */
@@ -218,6 +220,16 @@ struct logits_buffers {
   float *of_rank[MM_CU_PEERS] = {}; /* all ranks' whole */
 };
 
+/* Groups of attention, and the step's rows by group, with padding: the same on all ranks of the stage (groups.cu). */
+struct group_step {
+  uint32_t count = 1, own = 0;       /* own: this rank's */
+  const mm_group_rows *in = nullptr; /* without padding */
+  mm_cu_group_rows rows = {};        /* as is, with several: */
+  bool decode = false;               /* all rows are single tokens or verify rows */
+  bool fixed = false;                /* every group has as many rows, of a size that is recorded */
+  bool inside = false;               /* ops run the rows of all groups: those between gather and scatter */
+};
+
 struct mm_backend {
   mm_backend_config c;
   mm_cu_memory memory;
@@ -226,10 +238,12 @@ struct mm_backend {
   device_weights weights;
 
   /* ranks (ranks.cu) and stages (stages.cu) */
-  mm_cu_peers *peers = nullptr;     /* of a rank of several, as is: */
-  float *squares = nullptr;         /* [max_tokens, 2], and room for two more */
-  mm_cu_whole_rows whole_rows = {}; /* inputs whose scales are of several ranks' columns */
-  __nv_bfloat16 *border = nullptr;  /* pinned, [max_tokens, H]: rows between pipeline stages */
+  mm_cu_peers *peers = nullptr; /* all ranks of the stage, of a rank of several, as are: */
+  mm_cu_peers *group = nullptr; /* those that attention, embedding and head are cut for: all, or the rank's group's; NULL: one */
+  group_step groups;
+  float *squares = nullptr;                          /* [max_tokens, 2], and room for two more */
+  mm_cu_whole_rows whole_rows = {}, group_rows = {}; /* inputs whose scales are of several ranks' columns: the stage's, the group's */
+  __nv_bfloat16 *border = nullptr;                   /* pinned, [max_tokens, H]: rows between pipeline stages */
 
   /* caches of the slots */
   std::vector<layer_cache> cache;
@@ -272,6 +286,14 @@ inline uint32_t mm_cu_group_of_experts(const mm_model *m, uint32_t l) { return m
  * (used_experts.cu). */
 cudaError_t mm_cu_list_used(const mm_cu_route &r, uint32_t *used, uint32_t tokens, cudaStream_t s);
 
+/* The rows that a decode step of this many is padded to; 0: it is not. */
+inline uint32_t mm_cu_bucket_of(const mm_backend *b, uint32_t rows) {
+  for (uint32_t n : kBuckets) {
+    if (rows <= n) return (uint32_t)mm_min(n, b->c.limits.max_tokens);
+  }
+  return 0;
+}
+
 /* Sets the step's kind: which of its rows take the kernels of decode steps (step_rows.cu). */
 void mm_cu_classify_rows(mm_backend *b, const mm_batch *batch);
 /* Rows [0, singles) are single tokens or verify rows, the rest are prefill chunks. */
@@ -285,6 +307,8 @@ inline mm_cu_far_plan mm_cu_far_now(const mm_backend *b) {
 /* Arrays of a step inside one block; returns its bytes. Every step's are uploaded before its kernels, so nothing is left of a step whose
  * rows were others. A span has at least one row, a tile at most 64 of one span. */
 size_t mm_cu_place_batch(uint32_t rows, bool decode, char *base, batch_arrays *a); /* but for `item`, behind them */
+/* The same for the step under way, with the slots of all groups' rows before them. */
+size_t mm_cu_place_step(const mm_backend *b, char *base, batch_arrays *a);
 
 /* Pinned memory of a step for n elements, which the steps before have read. Only with a single rank: it may wait for every device. */
 template <class T>
@@ -423,7 +447,7 @@ MM_MUST_USE bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
 /* At a step's begin: after a failure all ranks go on from here. */
 MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);
 
-/* All of these do nothing, or what one rank does, without b->peers. */
+/* All of these do nothing, or what one rank does, without b->group. */
 
 /* x[rows, width] becomes its sum over ranks. */
 cudaError_t mm_cu_sum_ranks(mm_backend *b, __nv_bfloat16 *x, uint32_t width);
@@ -440,12 +464,29 @@ mm_cu_push mm_cu_push_rows(const mm_cu_peers *p, uint32_t rows, uint32_t width);
  * distinct devices. */
 cudaError_t mm_cu_combine_route_ranks(const mm_cu_peers *p, const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r,
                                       cudaStream_t s);
-/* Whether attention of the step's single tokens takes QK norm's sums from the other ranks itself (mm_cu_qkv.ranks); only with b->peers. */
+/* Whether attention of the step's single tokens takes QK norm's sums from the other ranks itself (mm_cu_qkv.ranks); only with b->group. */
 bool mm_cu_qk_norm_inside(const mm_backend *b);
-/* Else: q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->peers. */
+/* Else: q and k of each row of qkv become their RMS norms over all ranks' heads, rounded to bf16; only with b->group. */
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, __nv_bfloat16 *qkv, const float *q_norm, const float *k_norm, float eps);
-/* mm_cu_gated_norm with the mean square over all ranks' heads; only with b->peers. y may be o. */
+/* mm_cu_gated_norm with the mean square over all ranks' heads; only with b->group. y may be o. */
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a);
+
+/* ---- groups of attention, --attn-tp (groups.cu); all of these do nothing where there is one group ---- */
+
+/* How many there are, and room in limits for the padding of groups without rows. */
+void mm_cu_open_groups(mm_backend *b);
+/* Rows of a step that padding of groups takes at most. */
+uint32_t mm_cu_group_padding(const mm_backend *b);
+/* Once the batch is classified: the kind of the step and every group's rows, of which this rank's are the step's. */
+void mm_cu_plan_groups(mm_backend *b);
+/* The slots of all groups' rows, to h->all_slot. */
+void mm_cu_fill_groups(const mm_backend *b, const batch_arrays *h);
+/* Ops run the rank's own group's rows again, wherever they were. */
+void mm_cu_leave_groups(mm_backend *b);
+/* mm_rank_ops. */
+void mm_cu_plan(mm_backend *b, const mm_group_rows *rows);
+void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
+void mm_cu_scatter(mm_backend *b, mm_act to, mm_act from);
 
 /* ---- weights that arrive (arrivals.cu) ---- */
 

@@ -22,6 +22,7 @@ struct weights_plan {
   mm_backend *b;
   mm_cu_load *load;
   uint32_t group;
+  mm_cu_whole_rows *ranks; /* those that the next matrices are cut for */
 
   bool value(const mm_packed *w, const char *name, mm_err *err) const {
     return !w->scheme || load->values(w, name, group, &b->weights.values[w], err);
@@ -47,7 +48,7 @@ struct weights_plan {
     return load->matrix(w, name, {group, true, mm_cu_group_of_experts(b->c.model, l)}, to, err) && settle(w, name, to, err);
   }
   bool settle(const mm_packed *w, const char *name, mm_cu_weight *to, mm_err *err) const {
-    to->whole.ranks = &b->whole_rows;
+    to->whole.ranks = ranks;
     if (b->c.options.act_quant && w != &b->c.weights->head) return mm_cu_rounds(w, name, err);
     to->rounding = to->whole = {}; /* the head's inputs stay as they are */
     return true;
@@ -73,20 +74,21 @@ bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
     snprintf(name, sizeof name, "model.layers.%u.%s", l, part);
     return name;
   };
-  p.group = mm_cu_group_of_layer(l);
-  const bool ok =
-      p.norm(&y->post_norm, of("post_attention_layernorm.weight"), err) && p.norm(&y->attn_norm, of("self_attn.norm.weight"), err) &&
-      p.norm(&y->q_norm, of("self_attn.q_norm.weight"), err) && p.norm(&y->k_norm, of("self_attn.k_norm.weight"), err) &&
-      p.norm(&y->index_q_norm, of("self_attn.index_q_norm.weight"), err) &&
-      p.norm(&y->index_k_norm, of("self_attn.index_k_norm.weight"), err) &&
-      p.value(&y->router_bias, of("block_sparse_moe.e_score_correction_bias"), err) &&
-      p.matrix(&y->qkv, of("self_attn.qkv_proj.weight"), err) &&
-      p.matrix(&y->out, of(lightning ? "self_attn.out_proj.weight" : "self_attn.o_proj.weight"), err) &&
-      p.matrix(&y->output_gate, of("self_attn.output_gate.weight"), err) &&
-      p.matrix(&y->index_q, of("self_attn.index_q_proj.weight"), err) && p.matrix(&y->index_k, of("self_attn.index_k_proj.weight"), err) &&
-      p.matrix(&y->mlp_up, of(up), err) && p.matrix(&y->mlp_down, of(down), err) &&
-      p.experts(&y->w13, of("block_sparse_moe.experts.w13_weight"), l, err) &&
-      p.experts(&y->w2, of("block_sparse_moe.experts.w2_weight"), l, err) && p.router(&y->router, of("block_sparse_moe.gate.weight"), err);
+  p.group = mm_cu_group_of_layer(l), p.ranks = &p.b->group_rows;
+  bool ok = p.norm(&y->post_norm, of("post_attention_layernorm.weight"), err) && p.norm(&y->attn_norm, of("self_attn.norm.weight"), err) &&
+            p.norm(&y->q_norm, of("self_attn.q_norm.weight"), err) && p.norm(&y->k_norm, of("self_attn.k_norm.weight"), err) &&
+            p.norm(&y->index_q_norm, of("self_attn.index_q_norm.weight"), err) &&
+            p.norm(&y->index_k_norm, of("self_attn.index_k_norm.weight"), err) &&
+            p.value(&y->router_bias, of("block_sparse_moe.e_score_correction_bias"), err) &&
+            p.matrix(&y->qkv, of("self_attn.qkv_proj.weight"), err) &&
+            p.matrix(&y->out, of(lightning ? "self_attn.out_proj.weight" : "self_attn.o_proj.weight"), err) &&
+            p.matrix(&y->output_gate, of("self_attn.output_gate.weight"), err) &&
+            p.matrix(&y->index_q, of("self_attn.index_q_proj.weight"), err) &&
+            p.matrix(&y->index_k, of("self_attn.index_k_proj.weight"), err);
+  p.ranks = &p.b->whole_rows;
+  ok = ok && p.matrix(&y->mlp_up, of(up), err) && p.matrix(&y->mlp_down, of(down), err) &&
+       p.experts(&y->w13, of("block_sparse_moe.experts.w13_weight"), l, err) &&
+       p.experts(&y->w2, of("block_sparse_moe.experts.w2_weight"), l, err) && p.router(&y->router, of("block_sparse_moe.gate.weight"), err);
   p.group = l == p.b->c.weights->layer_first ? 0 : mm_cu_group_of_layer(l - 1);
   return ok && p.norm(&y->input_norm, of("input_layernorm.weight"), err);
 }
@@ -95,7 +97,7 @@ bool plan_layer(weights_plan p, uint32_t l, mm_err *err) {
 bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
   const uint32_t layers = b->c.model->layers;
-  weights_plan p = {b, load, 0};
+  weights_plan p = {b, load, 0, &b->group_rows};
   if (!p.matrix(&w->embed, "model.embed_tokens.weight", err)) return false;
   if (b->weights.matrix[&w->embed].code != MM_CU_BF16)
     return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, "model.embed_tokens.weight"),
@@ -161,7 +163,7 @@ bool open_page_work(mm_backend *b, mm_err *err) {
 bool open_caches(mm_backend *b, mm_err *err) {
   const mm_model *m = b->c.model;
   const mm_limits *limits = &b->c.limits;
-  const uint32_t d = m->head_dim, first_head = b->c.weights->rank * b->heads.heads;
+  const uint32_t d = m->head_dim, first_head = mm_attn_rank(b->c.weights) * b->heads.heads;
   uint32_t pages;
   if (!mm_limits_pages(limits, &pages, err) || !open_table(b, err)) return false;
   const uint64_t cells = (uint64_t)pages * b->heads.kv_heads * MM_CU_PAGE;
@@ -249,6 +251,7 @@ bool open_experts(mm_backend *b, mm_err *err) {
     logprobs = mm_max(logprobs, w.second.whole.whole_k ? mm_cu_published_largest(&w.second.whole) : 0);
   b->whole_rows.capacity = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.capacity, err) : nullptr;
+  b->group_rows = b->whole_rows;
   const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
   return err->status == MM_OK && b->inputs.open_spans(y, err) &&
          (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
@@ -260,7 +263,9 @@ bool open_batch(mm_backend *b, mm_err *err) {
   batch_arrays none;
   const bool by_head = mm_model_extended(b->c.model);
   if (!by_head) b->attention.far = mm_cu_plan_far(b->heads, b->c.limits.slots, b->c.limits.max_positions);
-  const size_t bytes = mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->attention.far) * sizeof(uint2);
+  const size_t slots = b->groups.count > 1 ? mm_round_up(rows * sizeof(int32_t), 256) : 0;
+  const size_t bytes =
+      slots + mm_cu_place_batch(rows, false, nullptr, &none) + mm_cu_gqa_items(b->heads, rows, b->attention.far) * sizeof(uint2);
   for (step_memory &m : b->memory_of_step) {
     if (!mm_cu_check(cudaMallocHost(&m.block, bytes), "cudaMallocHost", err) ||
         !mm_cu_check(cudaMallocHost(&m.id, rows * sizeof *m.id), "cudaMallocHost", err) ||
@@ -293,7 +298,8 @@ bool open_sampler(mm_backend *b, mm_err *err) {
   std::vector<uint32_t> never(MM_CU_WORDS(vocab));
   for (uint32_t i = 0; b->c.never && i < vocab; i++) never[i / 32] |= (uint32_t)(b->c.never[i] != 0) << i % 32;
   uint32_t *mask = y->array<uint32_t>(never.size(), err);
-  b->sampler.args.never = mask, b->sampler.args.vocab = vocab, b->sampler.args.vocab_rows = b->c.weights->tp * b->c.weights->vocab_rows;
+  b->sampler.args.never = mask, b->sampler.args.vocab = vocab,
+  b->sampler.args.vocab_rows = mm_attn_tp(b->c.weights) * b->c.weights->vocab_rows;
   b->sampler.args.id = y->array<int32_t>(rows, err), b->sampler.args.last_id = y->array<int32_t>(b->c.limits.slots, err);
   b->sampler.args.best = y->array<unsigned long long>(rows, err), b->sampler.args.ticket = y->array<uint32_t>(rows, err);
   b->sampler.ids = y->array<int32_t>((uint64_t)b->c.limits.slots * b->c.limits.max_positions, err);
@@ -306,7 +312,7 @@ bool open_sampler(mm_backend *b, mm_err *err) {
 bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
-  if (!mm_gpu_takes_model(m, c->weights->tp, err)) return false;
+  if (!mm_gpu_takes_model(m, c->weights->tp, mm_attn_tp(c->weights), err)) return false;
   const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step";
   const uint32_t found = m->vocab > MM_DRAW_IDS ? m->vocab : c->limits.max_tokens,
                  most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
@@ -341,8 +347,12 @@ bool dry_run_step(mm_forward *f, uint32_t rows, uint32_t each, mm_err *err) {
   for (uint32_t i = 0; i < rows; i += each) span.push_back({0, i, (uint32_t)mm_min(each, rows - i), 0});
   for (uint32_t i = 0; i < rows; i++) out[i] = i;
   const std::vector<mm_sampling> sampling(rows, mm_sampling{1, 0.5, 0, 1});
-  const mm_batch batch = {rows, id.data(), (uint32_t)span.size(), span.data(), rows, out.data(), sampling.data()};
   mm_backend *b = f->backend;
+  const mm_batch batch = {rows, id.data(), (uint32_t)span.size(), span.data(), rows, out.data(), sampling.data()};
+  uint32_t of_groups[MM_CU_PEERS + 1]; /* other groups have none */
+  for (uint32_t k = 0; k <= b->groups.count; k++) of_groups[k] = k <= b->groups.own ? 0 : rows;
+  const mm_group_rows groups = {batch, of_groups};
+  f->rows = &groups;
   mm_err first = {};
   mm_cu_forget_lack();
   if (mm_forward_step(f, &batch, nullptr, &first)) return true;
@@ -376,14 +386,15 @@ bool dry_run(mm_backend *b, mm_err *err) {
   uint32_t qkv = 0;
   for (uint32_t l = 0; l < f.model->layers; l++) qkv = (uint32_t)mm_max(qkv, f.weights->layer[l].qkv.n);
   char *const place = static_cast<char *>(b->device_block);
-  mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate, &f.index_q, &f.index_k};
+  mm_act *acts[] = {&f.h, &f.n, &f.spare, &f.branch, &f.qkv, &f.o, &f.gate, &f.index_q, &f.index_k, &f.all_n, &f.all_branch};
   for (uint32_t i = 0; i < sizeof acts / sizeof *acts; i++) *acts[i] = {place + i * 1024, b->c.model->hidden};
   f.qkv.width = qkv, f.o.width = f.gate.width = b->heads.heads * b->heads.head_dim;
+  if (b->groups.count == 1) f.all_n = f.all_branch = {};
   mm_cu_place_draft(&f, place);
   f.index_q.width = b->attention.select.heads * b->attention.select.dim, f.index_k.width = b->attention.select.dim;
   float *const logits = b->logits.own;
   b->logits.own = reinterpret_cast<float *>(place), b->dry_runs = mm_cu_dry_run = true;
-  const uint32_t most = b->c.limits.max_tokens;
+  const uint32_t most = b->c.limits.max_tokens - mm_cu_group_padding(b);
   bool ok = true;
   for (uint32_t rows : {1u, 2u, 8u, 9u, 16u, 17u, 64u, 65u, 256u, 257u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, 1, err));
   for (uint32_t rows : {2u, 16u, 17u, 64u, 65u, 128u, 513u, most}) ok = ok && (rows > most || dry_run_step(&f, rows, rows, err));
@@ -422,7 +433,7 @@ void mm_backend::drop_graphs() {
 void mm_backend::drop_logits() {
   drop_graphs();
   cudaFree(logits.own);
-  if (logits.whole) mm_cu_peers_free(peers, logits.whole);
+  if (logits.whole) mm_cu_peers_free(group, logits.whole);
   logits.own = logits.whole = nullptr, logits.rows = 0;
 }
 
@@ -432,6 +443,7 @@ void mm_cu_backend_close(mm_backend *b) {
   if (b->stream) cudaStreamSynchronize(b->stream);
   mm_cu_pool_close(b);
   b->drop_logits(); /* and recorded steps, which NCCL waits for */
+  if (b->group != b->peers) mm_cu_peers_close(b->group);
   mm_cu_peers_close(b->peers);
   if (b->stream) cudaStreamDestroy(b->stream);
   cudaFreeHost(b->border);
@@ -546,7 +558,9 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
   b->c = *c;
   if (c->calibration) b->c.options.eager = true, b->c.limits.max_tokens = (uint32_t)mm_max(2, c->limits.max_tokens);
   if (c->options.batch_invariant) b->c.limits.max_tokens = (uint32_t)mm_max(kLeastInvariant, c->limits.max_tokens);
-  b->heads = {m->heads / c->weights->tp, (uint32_t)mm_max(1, m->kv_heads / c->weights->tp), m->head_dim, m->rotary_dim};
+  mm_cu_open_groups(b);
+  const uint32_t tp = mm_attn_tp(c->weights);
+  b->heads = {m->heads / tp, (uint32_t)mm_max(1, m->kv_heads / tp), m->head_dim, m->rotary_dim};
   mm_err first = {};
   b->loading.reset(new mm_cu_load);
   mm_cu_load_config how;

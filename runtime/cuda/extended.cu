@@ -30,7 +30,7 @@ bool open_select(mm_backend *b, mm_err *err) {
   mm_cu_select &a = b->attention.select;
   b->memory.what = "buffers of the selection of blocks";
   a.table = b->pages.device_table, a.pages_per_slot = b->pages.per_slot;
-  a.heads = (uint32_t)mm_max(1, m->index_heads / w->tp), a.dim = m->index_dim, a.size = m->index_block;
+  a.heads = (uint32_t)mm_max(1, m->index_heads / mm_attn_tp(w)), a.dim = m->index_dim, a.size = m->index_block;
   a.top_k = m->index_top_k, a.local = m->index_local;
   a.most = (uint32_t)mm_ceil_div(b->c.limits.max_positions, a.size);
   const uint64_t lists = (uint64_t)b->c.limits.max_tokens * a.heads;

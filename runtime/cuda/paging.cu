@@ -71,9 +71,9 @@ static void find_edits(mm_backend *b, const mm_batch *batch) {
     /* Rows of a draft may have positions behind the slot's last page. */
     const uint32_t held = (uint32_t)mm_min(mm_ceil_div((uint64_t)s->pos + s->count, MM_PAGE), b->pages.per_slot);
     const uint32_t *wanted = p ? p->table + (size_t)s->slot * p->per_slot : nullptr;
-    if (wanted && memcmp(wanted, &b->pages.host_table[first], held * sizeof *wanted) == 0) continue;
+    if (wanted && !p->first && memcmp(wanted, &b->pages.host_table[first], held * sizeof *wanted) == 0) continue;
     for (uint32_t at = 0; at < held; at++) {
-      const uint32_t page = wanted ? wanted[at] : first + at;
+      const uint32_t page = wanted ? wanted[at] - p->first : first + at;
       if (b->pages.host_table[first + at] != page) b->pages.edits.push_back({first + at, page});
     }
   }
@@ -87,7 +87,8 @@ bool mm_cu_upload_pages(mm_backend *b, const mm_batch *batch, mm_err *err) {
   const bool whole = b->pages.edits.size() > kEdits;
   for (const mm_cu_edit &e : b->pages.edits) b->pages.host_table[e.at] = e.page, b->pages.own = false;
   if (!whole) std::copy(b->pages.edits.begin(), b->pages.edits.end(), m->edit);
-  if (copies) memcpy(m->copy, batch->paging->copy, copies * sizeof *m->copy);
+  for (uint32_t i = 0; i < copies; i++)
+    m->copy[i] = batch->paging->copy[i], m->copy[i].from -= batch->paging->first, m->copy[i].to -= batch->paging->first;
   mm_cu_page_work w = b->pages.work;
   w.edit = m->edit, w.edits = whole ? 0 : (uint32_t)b->pages.edits.size(), w.copy = m->copy, w.copies = copies;
   mm_cu_page_work of_draft = b->draft.copies;

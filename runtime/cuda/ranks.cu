@@ -159,12 +159,12 @@ __global__ void __launch_bounds__(kThreads) reduce_gate_rows(const __grid_consta
 }
 
 /* The rows' norms over ranks fit one kernel, whose blocks wait at once. */
-bool narrow_rows(const mm_backend *b) { return b->step.rows <= kNarrowRows && mm_cu_peers_small(b->peers, b->step.rows, b->step.rows); }
+bool narrow_rows(const mm_backend *b) { return b->step.rows <= kNarrowRows && mm_cu_peers_small(b->group, b->step.rows, b->step.rows); }
 
 /* b->squares of the step's rows, over all ranks. An odd number of rows sums two numbers that nobody reads. */
 cudaError_t sum_squares(mm_backend *b, const bf16 *x, uint32_t pitch, chunks n) {
   const cudaError_t e = launch(square_rows, b->step.rows, kThreads, 0, b->stream, b->squares, x, pitch, n);
-  return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->peers, b->squares, mm_round_up(2 * (uint64_t)b->step.rows, 4), b->stream);
+  return e != cudaSuccess ? e : mm_cu_peers_sum_f32(b->group, b->squares, mm_round_up(2 * (uint64_t)b->step.rows, 4), b->stream);
 }
 
 __device__ __forceinline__ uint4 get_piece(const bf16 *from) { return *reinterpret_cast<const uint4 *>(from); }
@@ -216,14 +216,19 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
 }  // namespace
 
 bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
-  const uint32_t ranks = b->c.weights->tp;
-  if (ranks == 1) return true;
+  const mm_rank_weights *w = b->c.weights;
+  if (w->tp == 1) return true;
   if (!b->loading->pinned(err)) return false;
   b->memory.what = "sums over ranks";
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;
   const uint64_t rows_bytes = (uint64_t)b->c.limits.max_tokens * b->c.model->hidden * sizeof(bf16);
-  if (!(b->peers = mm_cu_peers_open(b->c.comm, b->c.weights->rank, ranks, rows_bytes, kLimit_s, err))) return false;
-  b->whole_rows.peers = b->peers;
+  const bool one = b->groups.count == 1;
+  if (!(b->peers = mm_cu_peers_open(b->c.comm, w->rank, w->tp, one ? rows_bytes : 0, kLimit_s, err))) return false;
+  if (one) b->group = b->peers;
+  if (!b->group && mm_attn_tp(w) > 1 &&
+      !(b->group = mm_cu_peers_open_group(b->peers, b->c.group, mm_attn_rank(w), mm_attn_tp(w), rows_bytes, err)))
+    return false;
+  b->whole_rows.peers = b->peers, b->group_rows.peers = b->group;
   mm_cu_peers_load(b->peers, true);
   bool all;
   return mm_cu_peers_barrier(b->peers, true, &all, err); /* none says that it has loaded before all have said that they load */
@@ -237,7 +242,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(cudaStreamSynchronize(b->stream), "step", err)) return false;
   void *queued[MM_CU_PEERS]; /* how many steps each rank has queued, + 1: the one that failed there is not among them */
   b->drop_graphs();          /* which hold pointers that the reset frees */
-  if (!mm_cu_peers_reset(b->peers, err) ||
+  if ((b->group && b->group != b->peers && !mm_cu_peers_reset(b->group, err)) || !mm_cu_peers_reset(b->peers, err) ||
       !mm_cu_peers_exchange_pointers(b->peers, reinterpret_cast<void *>(b->queued.size() + 1), queued, err))
     return false;
   const uintptr_t least = reinterpret_cast<uintptr_t>(*std::min_element(queued, queued + b->c.weights->tp));
@@ -255,31 +260,36 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
 
 /* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */
 bool mm_cu_make_logits(mm_backend *b, size_t rows, mm_err *err) {
-  const size_t bytes = rows * b->c.weights->vocab_rows * sizeof(float), all_bytes = bytes * b->c.weights->tp;
+  const mm_rank_weights *w = b->c.weights;
+  const uint32_t ranks = mm_attn_tp(w), first = mm_attn_group(w) * ranks;
+  const size_t bytes = rows * w->vocab_rows * sizeof(float), all_bytes = bytes * ranks;
   const size_t groups = rows * MM_CU_SAMPLE_GROUPS(b->c.model->vocab) * sizeof(uint32_t); /* scratch of sampling, behind the logits */
   b->drop_logits();
-  bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits.own), b->peers ? bytes : bytes + groups, "logits", err);
-  if (b->peers) {
+  bool made = mm_cu_malloc(reinterpret_cast<void **>(&b->logits.own), b->group ? bytes : bytes + groups, "logits", err);
+  if (b->group)
     made =
-        made && mm_cu_peers_malloc(b->peers, reinterpret_cast<void **>(&b->logits.whole), all_bytes + groups, "logits of all ranks", err);
+        made && mm_cu_peers_malloc(b->group, reinterpret_cast<void **>(&b->logits.whole), all_bytes + groups, "logits of all ranks", err);
+  float *const all_logits = b->group ? b->logits.whole : b->logits.own;
+  if (b->peers) {
     void *all[MM_CU_PEERS];
-    if (!mm_cu_peers_exchange_pointers(b->peers, made ? b->logits.whole : nullptr, all, err)) made = false;
-    for (uint32_t r = 0; made && r < b->c.weights->tp; r++) made = (b->logits.of_rank[r] = static_cast<float *>(all[r])) != nullptr;
+    if (!mm_cu_peers_exchange_pointers(b->peers, made ? all_logits : nullptr, all, err)) made = false;
+    for (uint32_t r = 0; r < w->tp; r++) made = made && all[r];
+    for (uint32_t r = 0; made && r < ranks; r++) b->logits.of_rank[r] = static_cast<float *>(all[first + r]);
   }
   if (!made) b->drop_logits();
   b->logits.rows = made ? rows : 0;
-  float *const all_logits = b->peers ? b->logits.whole : b->logits.own;
-  b->sampler.args.logits = all_logits, b->sampler.args.largest = reinterpret_cast<uint32_t *>(all_logits + all_bytes / sizeof(float));
+  b->sampler.args.logits = made ? all_logits : nullptr;
+  b->sampler.args.largest = made ? reinterpret_cast<uint32_t *>(all_logits + all_bytes / sizeof(float)) : nullptr;
   return made;
 }
 
 cudaError_t mm_cu_share_logits(mm_backend *b, uint32_t rows) {
-  if (!b->peers || rows == 0) return cudaSuccess;
-  return mm_cu_peers_all_gather(b->peers, b->logits.of_rank, b->logits.own, rows, b->c.weights->vocab_rows, b->stream);
+  if (!b->group || rows == 0) return cudaSuccess;
+  return mm_cu_peers_all_gather(b->group, b->logits.of_rank, b->logits.own, rows, b->c.weights->vocab_rows, b->stream);
 }
 
 cudaError_t mm_cu_sum_ranks(mm_backend *b, bf16 *x, uint32_t width) {
-  return b->peers ? mm_cu_peers_sum(b->peers, x, (uint64_t)b->step.rows * width, b->stream) : cudaSuccess;
+  return b->group ? mm_cu_peers_sum(b->group, x, (uint64_t)b->step.rows * width, b->stream) : cudaSuccess;
 }
 
 bool mm_cu_combines_ranks(const mm_cu_peers *p, uint32_t rows, uint32_t width) {
@@ -302,20 +312,20 @@ cudaError_t mm_cu_combine_ranks(const mm_cu_peers *p, const mm_cu_combine &a, ui
 /* Not where another stage's kernels may wait on the same device, nor where words lie in the host's memory, which every block would read.
  * Rows of --batch-invariant have their bits from one kernel, however many of a prompt are with them. */
 bool mm_cu_qk_norm_inside(const mm_backend *b) {
-  return !b->c.options.batch_invariant && !b->border && mm_cu_peers_distinct(b->peers) && !mm_cu_peers_hosted(b->peers) &&
-         mm_cu_peers_small(b->peers, b->step.rows, b->step.rows);
+  return !b->c.options.batch_invariant && !b->border && mm_cu_peers_distinct(b->group) && !mm_cu_peers_hosted(b->group) &&
+         mm_cu_peers_small(b->group, b->step.rows, b->step.rows);
 }
 
 cudaError_t mm_cu_qk_norm_ranks(mm_backend *b, bf16 *qkv, const float *q_norm, const float *k_norm, float eps) {
   const uint32_t d = b->heads.head_dim, pitch = (b->heads.heads + 2 * b->heads.kv_heads) * d;
   const qk_norms a = {qkv, q_norm, k_norm, eps, pitch, {{b->heads.heads * d, b->heads.kv_heads * d}}};
-  if (narrow_rows(b)) return launch(reduce_scale_qk, b->step.rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  if (narrow_rows(b)) return launch(reduce_scale_qk, b->step.rows, kThreads, 0, b->stream, mm_cu_peers_view(b->group), a);
   const cudaError_t e = sum_squares(b, qkv, pitch, a.s);
-  return e != cudaSuccess ? e : launch(scale_qk, b->step.rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
+  return e != cudaSuccess ? e : launch(scale_qk, b->step.rows, kThreads, 0, b->stream, a, b->squares, mm_attn_tp(b->c.weights));
 }
 
 cudaError_t mm_cu_gated_norm_ranks(mm_backend *b, const mm_cu_gated &a) {
-  if (narrow_rows(b)) return launch(reduce_gate_rows, b->step.rows, kThreads, 0, b->stream, mm_cu_peers_view(b->peers), a);
+  if (narrow_rows(b)) return launch(reduce_gate_rows, b->step.rows, kThreads, 0, b->stream, mm_cu_peers_view(b->group), a);
   const cudaError_t e = sum_squares(b, a.o, a.width, {{a.width, 0}});
-  return e != cudaSuccess ? e : launch(gate_rows, b->step.rows, kThreads, 0, b->stream, a, b->squares, b->c.weights->tp);
+  return e != cudaSuccess ? e : launch(gate_rows, b->step.rows, kThreads, 0, b->stream, a, b->squares, mm_attn_tp(b->c.weights));
 }

@@ -125,7 +125,7 @@ bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *er
   m->logprobs_wanted.clear();
   if (b->step.wanted == 0) return true;
   batch_arrays h;
-  mm_cu_place_batch(b->step.rows, b->step.decode, static_cast<char *>(m->block), &h);
+  mm_cu_place_step(b, static_cast<char *>(m->block), &h);
   options_counts n;
   for (uint32_t i = 0; i < b->step.wanted; i++) options_of(&set[i], h.pos[h.out[i]], b->sampler.args.vocab, &n);
   const options_layout at = lay_options(b->step.wanted, n.biases, n.masks, b->sampler.args.vocab);
@@ -135,7 +135,7 @@ bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *er
       !mm_cu_check(launch_sampling(b, n, at), "sample", err))
     return false;
   for (uint32_t i = 0; n.logprobs && i < b->step.wanted; i++) {
-    if (set[i].logprobs && b->c.weights->rank == 0) m->logprobs_wanted.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
+    if (set[i].logprobs && mm_attn_rank(b->c.weights) == 0) m->logprobs_wanted.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
   }
   const size_t logprobs = (size_t)b->step.wanted * MM_CU_LOGPROBS * sizeof(mm_logprob);
   if (n.logprobs && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;

@@ -189,6 +189,7 @@ void mm_comm_recover(mm_comm *c) {
 }
 
 void mm_comm_set_timeout(mm_comm *c, double seconds) {
+  for (uint32_t i = 0; i < c->parts; i++) mm_comm_set_timeout(c->part[i], seconds);
   pthread_mutex_lock(&c->lock);
   c->timeout = seconds;
   pthread_mutex_unlock(&c->lock);

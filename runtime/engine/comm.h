@@ -29,7 +29,7 @@ mm_comm *mm_comm_open_across(uint32_t ranks, mm_process_group *w, uint32_t stage
 MM_MUST_USE bool mm_comm_leave(mm_comm *c, bool borders, bool late, mm_err *err);
 void mm_comm_close(mm_comm *c); /* accepts NULL */
 /* Opens `count` parts of a group whose ranks are all of this process, of ranks / count consecutive ranks each: groups of their own, whose
- * ranks count from 0. An abort of the group or of a part aborts all; close and reset of the group include them. Once. */
+ * ranks count from 0. An abort of the group or of a part aborts all; close, reset and timeout of the group include them. Once. */
 MM_MUST_USE bool mm_comm_split(mm_comm *c, uint32_t count, mm_err *err);
 mm_comm *mm_comm_part(mm_comm *c, uint32_t i); /* the group itself where it was not split */
 /* By a rank that cannot go on: whoever waits or comes later returns at once, its sums unspecified, until mm_comm_reset. */

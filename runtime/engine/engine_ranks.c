@@ -391,7 +391,7 @@ static void place_states(mm_engine *e) {
 static bool open_sampling(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_samples = e->config.ops->sampler.sample && pack->pp == 1 && !e->processes.group;
+  e->device_samples = e->config.ops->sampler.sample && pack->pp == 1 && !e->processes.group && e->groups.count == 1;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;

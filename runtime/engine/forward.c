@@ -123,6 +123,7 @@ bool mm_forward_step(mm_forward *f, const mm_batch *given, float *logits, mm_err
   const bool last = w->layer_end == m->layers;
   mm_batch batch = *given;
   if (!last) batch.out_count = 0, batch.out = NULL, batch.sampling = NULL;
+  if (f->all_n.data && ops->ranks.plan) ops->ranks.plan(b, f->rows);
   if (!ops->begin(b, &batch, err)) return false;
   stream s = {f->h, f->n, f->spare};
   w->layer_first == 0 ? ops->embed(b, s.h, &w->embed) : ops->ranks.receive(b, s.h);

@@ -259,6 +259,8 @@ typedef struct mm_rank_ops {
    * rank order. to and from are distinct; `from` is clobbered by scatter. */
   void (*gather)(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
   void (*scatter)(mm_backend *b, mm_act to, mm_act from);
+  /* Before each begin, where there are several groups: the rows that gather is given, which stay valid until end. NULL: not called. */
+  void (*plan)(mm_backend *b, const mm_group_rows *rows);
 } mm_rank_ops;
 
 typedef struct mm_ops {

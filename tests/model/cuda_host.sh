@@ -1,5 +1,5 @@
 #!/bin/sh
-# The host's side of the CUDA backend, on both small models whole, cut for two ranks, in two stages, both, and in many files, over a runtime that has no device.
+# The host's side of the CUDA backend, on both small models whole, cut for two ranks, in two groups, in two stages, both, and in many files, over a runtime that has no device.
 set -eu
 cd "$(dirname "$0")/../.."
 code=0
@@ -15,6 +15,8 @@ run() {
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-cut-stages" --pp 2 --part-size 128K --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-stages" --pp 2 --quant bf16 -q
   "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-both" --tp 2 --pp 2 --quant channel_fp8 -q
+  "$BUILD"/bin/minimax-convert tests/data/$model -o "$TMPDIR/$model-groups" --tp 2 --attn-tp 1 --quant channel_fp8 -q
+  "$BUILD"/tests/ops/host "$TMPDIR/$model-groups" || return 1
   "$BUILD"/tests/ops/host_fixture "$TMPDIR/$model-2" "$BUILD/tests/ops/preload/fake_nccl.so" || return 1
   "$BUILD"/tests/ops/host "$TMPDIR/$model-1" "$TMPDIR/$model-2" "$TMPDIR/$model-stages" "$TMPDIR/$model-both" "$TMPDIR/$model-many" "$TMPDIR/$model-cut" "$TMPDIR/$model-cut-stages"
 }

@@ -1,7 +1,7 @@
-/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR7, a checkpoint whole, cut for two ranks, cut into two
- * stages, both, whole in many files that may be damaged, and cut for two ranks, and for two stages, in many such. All ranks reach the same
- * decision, whichever fails; nothing is allocated while a step is recorded; nothing that may wait for a device is called while a rank's
- * kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given back. */
+/* The host's side of the CUDA backend without a GPU (fake_device.h): host DIR1 … DIR7, a checkpoint whole, cut for two ranks, into two
+ * stages, both, whole in many files that may be damaged, cut for two ranks and for two stages in many such; or groups, or an extended
+ * model. All ranks reach the same decision, whichever fails; nothing is allocated while a step is recorded, nor waits for a device while a
+ * rank's kernel waits for another rank; experts are there when they are used; what fails is named in time; all memory is given back. */
 #ifdef MM_CUDA
 #include "tests/ops/fake_device.h"
 
@@ -520,8 +520,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   close_engine(NULL, "its calls and its memory");
 }
 
-/* An extended model (mm_model_extended), whole and cut for two ranks: host DIR1 DIR2. By another name than the backend's, under which such
- * a model may be refused. */
+/* An extended model, whole and cut for two ranks: host DIR1 DIR2. By a name of its own: under the backend's it may be refused. */
 static int check_extended(char **dir) {
   mm_err err = {0};
   mm_shards one = {0}, two = {0};
@@ -541,9 +540,11 @@ static int check_extended(char **dir) {
   return failures > 0;
 }
 
+#include "tests/ops/host_groups.h"
+
 int main(int argc, char **argv) {
   mm_err err = {0};
-  if (argc == 3) return setvbuf(stdout, NULL, _IOLBF, 0), check_extended(argv + 1);
+  if (argc < 4) return setvbuf(stdout, NULL, _IOLBF, 0), argc == 2 ? check_groups(argv[1]) : check_extended(argv + 1);
   mm_shards one = {0}, two = {0}, staged = {0}, both = {0}, many = {0}, *const all[] = {&one, &two, &staged, &both, &many};
   setvbuf(stdout, NULL, _IOLBF, 0);
   for (int i = 0; i < 5; i++)
@@ -570,8 +571,7 @@ int main(int argc, char **argv) {
   check_invariant(&one, "batch-invariant: the same kernels for any step"), check_invariant(&two, "batch-invariant on two ranks");
   check_verify(&one), check_verify(&two);
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
-  check_doubts(&two);
-  check_tables(&one);
+  check_doubts(&two), check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks"), check_steps(&both, "steps of two stages of two ranks");
   check_steps(&staged, "steps of two stages");
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true), check_failing(&staged, i, i % 2);

@@ -1,7 +1,8 @@
 /* Checkpoints cut for several ranks ($MM_GPU_RANKS, each NAME-CUT with the uncut NAME-1: tensors, experts, stages), a device each as far
  * as there are some, else several on one, against the CPU: no further from it than one device with the uncut checkpoint is, and recorded
  * steps are launched ones bit for bit. A step that one rank fails, before it is recorded or when it is, is reported in time, and all go on.
- * In a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage hold the same rows to the bit. */
+ * In a schedule of MM_STEPS (10,000) steps, of single tokens, chunks and both, the ranks of a stage, or of each of its groups of attention
+ * (--attn-tp), hold the same rows to the bit. */
 #include <string.h>
 
 #include <algorithm>
@@ -178,11 +179,12 @@ void check_choices(const std::string &name, const opened &logits_of, const opene
       ok && want == got && worst < 1e-4);
 }
 
-/* The rows before the head that each rank's last step left, [tokens, hidden], by the layer that its stage begins with. */
+/* The rows before the head that each rank's last step left, [tokens, hidden], by the layer that its stage begins with and its group of
+ * attention, which has rows of its own. */
 struct rows_of_ranks {
   std::mutex lock;
   std::map<mm_backend *, std::vector<mm_act>> act;
-  std::map<uint32_t, std::vector<std::vector<float>>> rows;
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<std::vector<float>>> rows;
   std::atomic<bool> looks{false};
 } g_rows;
 
@@ -208,13 +210,16 @@ bool noting_end(mm_backend *b, float *logits, mm_err *err) {
     all.insert(all.end(), part.begin(), part.end());
   }
   const std::lock_guard<std::mutex> one(g_rows.lock);
-  g_rows.rows[b->c.weights->layer_first].push_back(all);
+  g_rows.rows[{b->c.weights->layer_first, b->groups.own}].push_back(all);
   return true;
 }
 
 /* Steps in which the device chooses, two outstanding, and every tenth one whose rows are looked at on all ranks; slots begin anew where
- * they are full. */
-void check_alike(const std::string &name, const std::string &dir, const std::vector<int32_t> &text, uint32_t steps) {
+ * they are full. Where attention has groups, a step is of some of the slots: groups are idle in turns. After all of them the sequences give
+ * the logits that they gave before. */
+void check_alike(const std::string &dir, const std::vector<int32_t> &text, uint32_t steps, const std::vector<std::vector<int32_t>> &seq,
+                 const std::vector<float> &before) {
+  const std::string name = dir.substr(dir.rfind('/') + 1);
   constexpr uint32_t kMost = 5, kEnd = 512;
   mm_ops ops = mm_ops_cuda;
   ops.act = noting_act, ops.end = noting_end;
@@ -222,6 +227,7 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
   const opened cut(dir, &ops, false);
   if (!cut.s.engine) return;
   mm_err err = {};
+  const uint32_t groups = mm_pack_groups(&cut.shards.pack), most_idle = groups > 1 ? kSlots - 1 : 0;
   uint32_t pos[kSlots] = {}, queued = 0, looked = 0, unlike = 0, absent = 0; /* stages or ranks whose rows did not come */
   bool ok = true, other = false;                                             /* rows of other steps differ */
   std::vector<float> logits((size_t)kSlots * kMost * cut.s.vocab), last;
@@ -230,23 +236,25 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
     std::vector<int32_t> id;
     std::vector<mm_span> span;
     std::vector<uint32_t> out;
-    for (uint32_t s = 0; s < kSlots; s++) {
+    const uint32_t idle = g_rng.below(1 + most_idle), begin = g_rng.below(kSlots), slots = kSlots - idle;
+    for (uint32_t i = 0; i < slots; i++) {
+      const uint32_t s = (begin + i) % kSlots;
       const uint32_t count = pos[s] == 0 || g_rng.below(10) == 0 ? 1 + g_rng.below(kMost) : 1;
       if (pos[s] + count > kEnd) pos[s] = 0;
       span.push_back({(int32_t)s, (uint32_t)id.size(), count, pos[s]});
-      for (uint32_t i = 0; i < count; i++) id.push_back(text[g_rng.below((uint32_t)text.size())]);
+      for (uint32_t k = 0; k < count; k++) id.push_back(text[g_rng.below((uint32_t)text.size())]);
       out.push_back((uint32_t)id.size() - 1), pos[s] += count;
     }
     std::stable_sort(span.begin(), span.end(), [](const mm_span &a, const mm_span &b) { return (a.count > 1) < (b.count > 1); });
     std::vector<int32_t> in;
-    for (uint32_t s = 0; s < kSlots; s++) {
+    for (uint32_t s = 0; s < slots; s++) {
       const uint32_t from = span[s].first;
       span[s].first = (uint32_t)in.size();
       for (uint32_t i = 0; i < span[s].count; i++) in.push_back(id[from + i]);
       out[s] = (uint32_t)in.size() - 1;
     }
     const auto set = sampling_of(t, nullptr);
-    mm_batch b = {(uint32_t)in.size(), in.data(), kSlots, span.data(), kSlots, out.data()};
+    mm_batch b = {(uint32_t)in.size(), in.data(), slots, span.data(), slots, out.data()};
     if (t % 10 < 9) {
       b.sampling = set.data();
       ok = mm_engine_queue(cut.s.engine, &b, &err), queued++;
@@ -256,17 +264,20 @@ void check_alike(const std::string &name, const std::string &dir, const std::vec
     g_rows.rows.clear(), g_rows.looks = true;
     ok = mm_engine_step(cut.s.engine, &b, logits.data(), &err);
     g_rows.looks = false, looked++;
-    absent += g_rows.rows.size() != cut.shards.pack.pp;
+    absent += g_rows.rows.size() != cut.shards.pack.pp * groups;
     for (const auto &stage : g_rows.rows) {
       const auto &of = stage.second;
-      absent += of.size() != cut.shards.pack.tp;
+      absent += of.size() != cut.shards.pack.tp / groups;
       for (const auto &rows : of) unlike += rows.size() != of[0].size() || memcmp(rows.data(), of[0].data(), rows.size() * sizeof rows[0]);
       other |= of[0] != last, last = of[0];
     }
   }
   for (; ok && queued; queued--) ok = mm_engine_collect(cut.s.engine, chosen.data(), &err);
   if (!ok) printf("alike: %s\n", err.text);
-  report_true("ranks " + name + ": alike to the bit in " + std::to_string(looked) + " of " + std::to_string(steps) + " steps",
+  const auto after = ok ? cut.run(seq) : std::vector<float>();
+  ok = ok && after.size() == before.size() && !memcmp(after.data(), before.data(), after.size() * sizeof after[0]);
+  report_true("ranks " + name + ": alike to the bit in " + std::to_string(looked) + " of " + std::to_string(steps) + " steps" +
+                  (groups > 1 ? ", idle groups in some" : "") + ", and sequences give what they gave before",
               ok && other && looked == steps / 10 && unlike == 0 && absent == 0);
 }
 
@@ -323,8 +334,8 @@ void check_cut(const std::string &dir) {
   check_choices(name, s.plain, s.cut, seq);
   for (int failing : {0, 1, 2}) check_failing(dir, seq, s.got, failing);
   const char *const wanted = getenv("MM_STEPS");
-  const bool many = name == "tiny-m1-bf16-2" || name == "tiny-m2-block_fp8-2";
-  check_alike(name, dir, text, !many ? 200 : wanted ? (uint32_t)atoi(wanted) : 10000);
+  const bool many = name == "tiny-m1-bf16-2" || name == "tiny-m2-block_fp8-2" || name == "tiny-m2-block_fp8-dp2";
+  check_alike(dir, text, !many ? 200 : wanted ? (uint32_t)atoi(wanted) : 10000, seq, s.got);
   for (const bool rounds : {false, true}) {
     if (s.cpu.s.hidden >= 1024) check_long(dir, text, rounds);
   }

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
 struct mm_cu_peers_group {
   std::atomic<uint32_t> open, loading{0};
   uint32_t limit_ms = 0;
-  peer_control *shared = nullptr; /* pinned, mapped */
+  peer_control *shared = nullptr; /* pinned, mapped; of a group of some of a stage's ranks the stage's */
   char *memory[MM_CU_PEERS] = {};
   void *counters[MM_CU_PEERS] = {}; /* of the device, where `memory` is not */
   int device[MM_CU_PEERS] = {};
@@ -141,6 +141,7 @@ struct mm_cu_peers_group {
 struct mm_cu_peers {
   mm_comm *comm = nullptr;
   mm_cu_peers_group *group = nullptr; /* NULL where `across` is not */
+  const mm_cu_peers *stage = nullptr; /* that these are some ranks of, or NULL */
   peer_view c = {};
   mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and distinct_devices are used then */
   bool hosted = false;            /* what the ranks write to is pinned host memory */
@@ -155,7 +156,8 @@ bool check(cudaError_t e, const char *what, mm_err *err) { return mm_cu_check(e,
 
 bool timed_out(const mm_cu_peers *p, uint32_t awaited, mm_err *err) {
   const double limit_s = p->across ? p->limit_s : const_cast<const volatile peer_control *>(p->group->shared)->limit_ms * 1e-3;
-  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u: timeout", p->c.rank, limit_s, awaited);
+  return mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "rank %u waited %.1f s for rank %u: timeout", p->c.base + p->c.rank, limit_s,
+                 p->c.base + awaited);
 }
 
 /* The values of all ranks, once all have arrived. */
@@ -180,20 +182,22 @@ bool open_group(mm_cu_peers *p, uint32_t rank, uint32_t ranks, double limit_s, m
   if (rank == 0) {
     g = new mm_cu_peers_group;
     g->open = ranks;
-    if (!check(cudaHostAlloc(&g->shared, sizeof(peer_control), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", err)) {
+    if (p->stage) {
+      g->shared = p->stage->group->shared;
+    } else if (!check(cudaHostAlloc(&g->shared, sizeof(peer_control), cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", err)) {
       delete g;
       return false;
     }
-    *g->shared = {};
-    g->shared->limit_ms = g->limit_ms = (uint32_t)(limit_s * 1e3);
+    if (!p->stage) *g->shared = {};
+    if (!p->stage) g->shared->limit_ms = g->limit_ms = (uint32_t)(limit_s * 1e3);
   }
   if (!mm_comm_gather(p->comm, rank, g, all)) {
-    if (g) cudaFreeHost(g->shared);
+    if (g && !p->stage) cudaFreeHost(g->shared);
     delete g;
     return false;
   }
   p->group = static_cast<mm_cu_peers_group *>(const_cast<void *>(all[0]));
-  if (rank == 0) mm_comm_watch(p->comm, &p->group->shared->state);
+  if (rank == 0 && !p->stage) mm_comm_watch(p->comm, &p->group->shared->state);
   return true;
 }
 
@@ -217,7 +221,8 @@ bool find_devices(mm_cu_peers *p, mm_err *err) {
   mm_cu_peers_group *g = p->group;
   const void *all[MM_CU_PEERS];
   if (!check(cudaGetDevice(&g->device[p->c.rank]), "cudaGetDevice", err) || !gather(p, nullptr, all, err)) return false;
-  p->c.distinct_devices = true;
+  p->c.distinct_devices = !p->stage || p->stage->c.distinct_devices; /* kernels of other groups' ranks wait too */
+  p->hosted = p->stage && p->stage->hosted;
   for (uint32_t r = 0; r < p->c.ranks; r++) {
     for (uint32_t k = 0; k < p->c.ranks; k++) {
       int able = 0;
@@ -285,7 +290,11 @@ bool load_kernels(mm_err *err) {
                                  reinterpret_cast<const void *>(share_rows<float>),
                                  mm_cu_large_sum_kernel(0),
                                  mm_cu_large_sum_kernel(1),
-                                 mm_cu_large_sum_kernel(2)};
+                                 mm_cu_large_sum_kernel(2),
+                                 mm_cu_group_kernel(0),
+                                 mm_cu_group_kernel(1),
+                                 mm_cu_group_kernel(2),
+                                 mm_cu_group_kernel(3)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -316,28 +325,41 @@ cudaError_t reduce(mm_cu_peers *p, T *x, uint64_t n, cudaStream_t s) {
 
 const peer_view &mm_cu_peers_view(const mm_cu_peers *p) { return p->c; }
 
+static mm_cu_peers *open_peers(mm_cu_peers *p, uint64_t rows_bytes, double limit_s, mm_err *err) {
+  const uint32_t rank = p->c.rank, ranks = p->c.ranks;
+  p->limit_s = limit_s;
+  p->c.sum_bytes = ranks == 2 ? mm_max(kPeerSlab, mm_min(mm_round_up(rows_bytes, 16), kPeerMost)) : kPeerSlab;
+  if (mm_comm_is_across(p->comm)) {
+    p->c.distinct_devices = true; /* NCCL takes no others */
+    if ((p->across = mm_cu_across_open(p->comm, rank, ranks, limit_s, err))) return p;
+    mm_comm_abort(p->comm);
+    delete p;
+    return nullptr;
+  }
+  const bool ok = open_group(p, rank, ranks, limit_s, err) && find_devices(p, err) && open_memory(p, err) && load_kernels(err) &&
+                  meet_all(p, err) && reach_peers(p, err) && meet_all(p, err);
+  if (ok && p->hosted && rank == 0 && !p->stage) mm_cu_note_hosted();
+  if (ok) return p;
+  mm_comm_abort(p->comm); /* the others do not wait */
+  mm_cu_peers_close(p);
+  return nullptr;
+}
+
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err) {
   if (ranks > MM_CU_PEERS) {
     mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "found %u ranks of a stage, expected at most %d", ranks, MM_CU_PEERS);
     return nullptr;
   }
   mm_cu_peers *p = new mm_cu_peers;
-  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks, p->limit_s = limit_s;
-  p->c.sum_bytes = ranks == 2 ? mm_max(kPeerSlab, mm_min(mm_round_up(rows_bytes, 16), kPeerMost)) : kPeerSlab;
-  if (mm_comm_is_across(comm)) {
-    p->c.distinct_devices = true; /* NCCL takes no others */
-    if ((p->across = mm_cu_across_open(comm, rank, ranks, limit_s, err))) return p;
-    mm_comm_abort(comm);
-    delete p;
-    return nullptr;
-  }
-  const bool ok = open_group(p, rank, ranks, limit_s, err) && find_devices(p, err) && open_memory(p, err) && load_kernels(err) &&
-                  meet_all(p, err) && reach_peers(p, err) && meet_all(p, err);
-  if (ok && p->hosted && rank == 0) mm_cu_note_hosted();
-  if (ok) return p;
-  mm_comm_abort(comm); /* the others do not wait */
-  mm_cu_peers_close(p);
-  return nullptr;
+  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks;
+  return open_peers(p, rows_bytes, limit_s, err);
+}
+
+mm_cu_peers *mm_cu_peers_open_group(const mm_cu_peers *stage, mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes,
+                                    mm_err *err) {
+  mm_cu_peers *p = new mm_cu_peers;
+  p->comm = comm, p->stage = stage, p->c.rank = rank, p->c.ranks = ranks, p->c.base = stage->c.rank - rank;
+  return open_peers(p, rows_bytes, stage->limit_s, err);
 }
 
 void mm_cu_peers_close(mm_cu_peers *p) {
@@ -345,7 +367,7 @@ void mm_cu_peers_close(mm_cu_peers *p) {
   mm_cu_across_close(p->across);
   mm_cu_peers_group *g = p->group;
   if (g && --g->open == 0) {
-    mm_comm_watch(p->comm, nullptr);
+    if (!p->stage) mm_comm_watch(p->comm, nullptr);
     int own = 0;
     cudaGetDevice(&own);
     for (uint32_t r = 0; r < p->c.ranks; r++) {
@@ -355,7 +377,7 @@ void mm_cu_peers_close(mm_cu_peers *p) {
       mm_cu_peers_free(p, g->memory[r]);
     }
     cudaSetDevice(own);
-    cudaFreeHost(g->shared);
+    if (!p->stage) cudaFreeHost(g->shared);
     delete g;
   }
   delete p;
@@ -420,11 +442,11 @@ bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err) {
   for (uint32_t r = 0; r < p->c.ranks; r++) most = (uint32_t)mm_max(most, *static_cast<const uint32_t *>(all[r]));
   if (!forget_branches(p, err) || !meet_all(p, err)) return false; /* nobody's epoch is read any more, all are empty */
   epoch = most + 2;
-  if (p->c.rank == 0) p->group->shared->state = MM_COMM_GOES_ON;
+  if (p->c.rank == 0 && !p->stage) p->group->shared->state = MM_COMM_GOES_ON;
   /* The copy may return before the number is there, and the steps' stream does not wait for it. */
   const bool reset = check(cudaMemcpy(&p->c.counters->epoch, &epoch, sizeof epoch, cudaMemcpyHostToDevice), "set epoch", err) &&
                      check(cudaStreamSynchronize(0), "set epoch", err) && meet_all(p, err);
-  if (reset) mm_comm_recover(p->comm);
+  if (reset && !p->stage) mm_comm_recover(p->comm);
   return reset;
 }
 

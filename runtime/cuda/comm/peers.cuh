@@ -68,6 +68,7 @@ struct peer_view {
   uint32_t rank, ranks;
   bool distinct_devices; /* no two ranks share a device */
   uint64_t sum_bytes;    /* kPeerSlab, or more */
+  uint32_t base;         /* number of the first rank in the stage: not 0 in a group of some of its ranks */
 
   /* Offsets: words [2][ranks][kPeerWords]; branches [kPeerTurns][ranks][kPeerBranch]; parts [2][ranks][kPeerSlab / ranks]; sums
    * [2][sum_bytes]; flags [2 rounds][2][ranks][kPeerBlocks]. */
@@ -114,7 +115,7 @@ struct peer_timeout {
     if (get_shared(&c.shared->state) != MM_COMM_GOES_ON) return true;
     if (!from) from = now_ns();
     if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
-    put_shared(&c.shared->state, MM_COMM_TIMED_OUT | c.rank << 8 | r << 16);
+    put_shared(&c.shared->state, MM_COMM_TIMED_OUT | (c.base + c.rank) << 8 | (c.base + r) << 16);
     return true;
   }
   /* The data of a word once both its flags are there. */
@@ -252,6 +253,8 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
 
 /* The kernels of ranks_prefill.cu that wait, to be loaded with those of peers.cu. */
 const void *mm_cu_large_sum_kernel(int i);
+/* The four of ranks_groups.cu, likewise. */
+const void *mm_cu_group_kernel(int i);
 
 /* This rank's, for kernels of other files. */
 const peer_view &mm_cu_peers_view(const mm_cu_peers *p);

@@ -17,6 +17,11 @@ struct mm_cu_peers;
  * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_abort); that rank reports the error. This
  * holds for all functions below. */
 mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
+/* Of a group of consecutive ranks of the stage's, of one process: comm is the group's part (mm_comm_part), `rank` the number in it.
+ * Failures are the stage's, which checks, resets and loads for both; the group is reset before the stage and closed before it. Collective
+ * of the group. */
+mm_cu_peers *mm_cu_peers_open_group(const mm_cu_peers *stage, mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes,
+                                    mm_err *err);
 /* Only after the rank's queued work is done. Accepts NULL. */
 void mm_cu_peers_close(mm_cu_peers *p);
 
@@ -32,6 +37,20 @@ cudaError_t mm_cu_peers_max_f32(mm_cu_peers *p, float *x, uint64_t n, cudaStream
 cudaError_t mm_cu_peers_all_gather(mm_cu_peers *p, float *const *all, const float *own, uint32_t rows, uint32_t n, cudaStream_t s);
 /* Collective: all[ranks] becomes what each rank passes, memory of its device, which every other one can write to. */
 MM_MUST_USE bool mm_cu_peers_exchange_pointers(mm_cu_peers *p, void *mine, void **all, mm_err *err);
+
+/* Rows of groups of consecutive ranks: those of group g are rows first[g] … first[g + 1] - 1 of all, the same on each of its ranks. Some
+ * group has rows. */
+struct mm_cu_group_rows {
+  uint32_t first[MM_CU_PEERS + 1];
+  uint32_t groups, width; /* groups: 2 or more, which divide the ranks; width: numbers of a row, a multiple of 8 */
+};
+/* all[first[groups], width] becomes the rows of every group, of which `mine` are the rank's group's. Ranks of one process
+ * (ranks_groups.cu). */
+cudaError_t mm_cu_peers_gather_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, __nv_bfloat16 *all, const __nv_bfloat16 *mine,
+                                    cudaStream_t s);
+/* mine[rows of the rank's group, width] becomes their sum over all ranks' all[first[groups], width], with the bits of mm_cu_peers_sum. */
+cudaError_t mm_cu_peers_scatter_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, __nv_bfloat16 *mine, const __nv_bfloat16 *all,
+                                     cudaStream_t s);
 
 /* True if a kernel with one block a row may exchange so many words of eight bytes in all; all ranks launch it in place of a sum
  * (peers.cuh). */

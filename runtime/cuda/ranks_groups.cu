@@ -1,0 +1,218 @@
+/* Rows between groups of attention (mm_rank_ops.gather and scatter): each group of consecutive ranks of a stage has rows of its own.
+ * gather gives every rank the rows of all groups; scatter gives a group's ranks the sums of its rows over all ranks of the stage, added in
+ * rank order in f32 and rounded once, as sums over ranks are (peers.cu). Rows and widths are the launch's arguments, so that recorded steps
+ * of as many rows repeat them.
+ *
+ * Of a gather a rank sends its part of the group's rows to the ranks of other groups: the group's ranks have the same rows. Few rows go as
+ * words that carry their epoch; a rank sends one such word to each rank of its own group too, since places alternate with the epoch
+ * (peers.cu) and every rank must have received something of every other. Many go to the places of sums, and a barrier follows. Of a
+ * scatter a rank sends to each rank of a group all rows of that group: one exchange, and twice as many bytes as a reduce-scatter and a
+ * gather only where groups have four ranks. */
+#include "runtime/cuda/comm/peers.cuh"
+#include "runtime/cuda/core/launch.h"
+
+namespace {
+
+constexpr uint32_t kThreads = 256;
+constexpr uint32_t kSharedBlocks = 2, kFewBlocks = 128; /* as peers.cu's sums have */
+
+/* A launch takes rows [from, from + most) of each group. */
+struct row_job {
+  mm_cu_group_rows g;
+  uint32_t each; /* ranks of a group */
+  uint32_t from, most;
+
+  __host__ __device__ uint32_t rows(uint32_t k) const {
+    const uint32_t n = g.first[k + 1] - g.first[k];
+    return n <= from ? 0 : n - from < most ? n - from : most;
+  }
+  /* Units of `size` numbers: how many the rows of group k are, and where they begin in the rows of all. */
+  __host__ __device__ uint32_t units(uint32_t k, uint32_t size) const { return rows(k) * (g.width / size); }
+  __host__ __device__ size_t begin(uint32_t k, uint32_t size) const { return ((size_t)g.first[k] + from) * (g.width / size); }
+};
+
+/* The part of n units that the i-th rank of its group sends. */
+struct part_of {
+  uint32_t first, n;
+  __device__ part_of(uint32_t all, uint32_t ranks, uint32_t i) {
+    const uint32_t share = (all + ranks - 1) / ranks;
+    first = min(i * share, all), n = min(share, all - first);
+  }
+};
+
+/* units: each of 8 bytes. */
+__global__ void __launch_bounds__(kThreads)
+    share_rows_few(const __grid_constant__ peer_view c, const __grid_constant__ row_job j, uint2 *all, const uint2 *mine) {
+  peer_begin(c);
+  const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t step = gridDim.x * kThreads, group = c.rank / j.each, count = j.units(group, 4);
+  const part_of own(count, j.each, c.rank % j.each);
+  for (uint32_t i = first; i < own.n; i += step) {
+    const uint2 v = mine[own.first + i];
+    for (uint32_t k = 1; k < c.ranks; k++) {
+      const uint32_t to = (c.rank + k) % c.ranks;
+      if (i == 0 || to / j.each != group) put_word(c.word(to, parity, c.rank) + i, make_uint4(v.x, flag, v.y, flag));
+    }
+  }
+  for (uint32_t i = first; i < count; i += step) all[j.begin(group, 4) + i] = mine[i];
+  peer_timeout p(c);
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    const uint32_t r = (c.rank + k) % c.ranks, of = r / j.each;
+    if (of == group) {
+      if (first == 0) p.word(c.word(c.rank, parity, r), flag, r);
+      continue;
+    }
+    const part_of part(j.units(of, 4), j.each, r % j.each);
+    for (uint32_t i = first; i < part.n; i += step) all[j.begin(of, 4) + part.first + i] = p.word(c.word(c.rank, parity, r) + i, flag, r);
+  }
+  peer_end(c, epoch);
+}
+
+/* units: each of 16 bytes. Those of group k go to k · most rows behind the beginning of the place. */
+__global__ void __launch_bounds__(kThreads)
+    share_rows_many(const __grid_constant__ peer_view c, const __grid_constant__ row_job j, uint4 *all, const uint4 *mine) {
+  peer_begin(c);
+  const uint32_t epoch = c.counters->epoch, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
+  const uint32_t group = c.rank / j.each, count = j.units(group, 8), most = j.most * (j.g.width / 8);
+  const uint4 *const rows = mine + (size_t)j.from * (j.g.width / 8);
+  const part_of own(count, j.each, c.rank % j.each);
+  each_of<uint4>(
+      first, own.n, step, [&](uint32_t i) { return rows[own.first + i]; },
+      [&](uint32_t i, uint4 v) {
+        for (uint32_t k = 1; k < c.ranks; k++) {
+          const uint32_t to = (c.rank + k) % c.ranks;
+          if (to / j.each != group) put_word(c.sum(to, parity) + (size_t)group * most + own.first + i, v);
+        }
+      });
+  each_of<uint4>(
+      first, count, step, [&](uint32_t i) { return rows[i]; }, [&](uint32_t i, uint4 v) { all[j.begin(group, 8) + i] = v; });
+  peer_timeout p(c);
+  const bool here = peer_barrier(c, &p, 0, parity, epoch + 1);
+  for (uint32_t r = 0; here && r < c.ranks; r++) {
+    const uint32_t of = r / j.each;
+    if (of == group) continue;
+    const part_of part(j.units(of, 8), j.each, r % j.each);
+    const uint4 *const came = c.sum(c.rank, parity) + (size_t)of * most + part.first;
+    each_of<uint4>(
+        first, part.n, step, [&](uint32_t i) { return get_word(came + i); },
+        [&](uint32_t i, uint4 v) { all[j.begin(of, 8) + part.first + i] = v; });
+  }
+  peer_end(c, epoch);
+}
+
+/* units: each of 8 bytes. */
+__global__ void __launch_bounds__(kThreads)
+    reduce_rows_few(const __grid_constant__ peer_view c, const __grid_constant__ row_job j, uint2 *mine, const uint2 *all) {
+  peer_begin(c);
+  const uint32_t epoch = c.counters->epoch, flag = epoch + 1, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t step = gridDim.x * kThreads, group = c.rank / j.each, count = j.units(group, 4);
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    const uint32_t to = (c.rank + k) % c.ranks, of = to / j.each, n = j.units(of, 4);
+    const uint2 *const rows = all + j.begin(of, 4);
+    for (uint32_t i = first; i < n; i += step) {
+      const uint2 v = rows[i];
+      put_word(c.word(to, parity, c.rank) + i, make_uint4(v.x, flag, v.y, flag));
+    }
+  }
+  peer_timeout p(c);
+  const uint2 *const own = all + j.begin(group, 4);
+  for (uint32_t i = first; i < count; i += step) {
+    total<bf16, SUM, 2> t;
+    for (uint32_t r = 0; r < c.ranks; r++) {
+      const uint2 v = r == c.rank ? own[i] : p.word(c.word(c.rank, parity, r) + i, flag, r);
+      const uint32_t w[2] = {v.x, v.y};
+      t.add(w, r == 0);
+    }
+    mine[i] = make_uint2(t.word(0), t.word(1));
+  }
+  peer_end(c, epoch);
+}
+
+/* units: each of 16 bytes. */
+__global__ void __launch_bounds__(kThreads)
+    reduce_rows_many(const __grid_constant__ peer_view c, const __grid_constant__ row_job j, uint4 *mine, const uint4 *all) {
+  peer_begin(c);
+  const uint32_t epoch = c.counters->epoch, parity = epoch & 1, first = blockIdx.x * kThreads + threadIdx.x, step = gridDim.x * kThreads;
+  const uint32_t group = c.rank / j.each;
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    const uint32_t to = (c.rank + k) % c.ranks, of = to / j.each;
+    const uint4 *const rows = all + j.begin(of, 8);
+    uint4 *const part = c.part(to, parity, c.rank);
+    each_of<uint4>(
+        first, j.units(of, 8), step, [&](uint32_t i) { return rows[i]; }, [&](uint32_t i, uint4 v) { put_word(part + i, v); });
+  }
+  peer_timeout p(c);
+  const bool here = peer_barrier(c, &p, 0, parity, epoch + 1);
+  const uint4 *const own = all + j.begin(group, 8);
+  uint4 *const to = mine + (size_t)j.from * (j.g.width / 8);
+  const auto add = [&](uint32_t i) {
+    total<bf16, SUM, 4> t;
+    for (uint32_t r = 0; r < c.ranks; r++) {
+      const uint4 v = r == c.rank ? own[i] : get_word(c.part(c.rank, parity, r) + i);
+      const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+      t.add(w, r == 0);
+    }
+    return make_uint4(t.word(0), t.word(1), t.word(2), t.word(3));
+  };
+  each_of<uint4>(first, here ? j.units(group, 8) : 0, step, add, [&](uint32_t i, uint4 v) { to[i] = v; });
+  peer_end(c, epoch);
+}
+
+/* Rows of the group with the most. */
+uint32_t most_rows(const mm_cu_group_rows &g) {
+  uint32_t most = 0;
+  for (uint32_t k = 0; k < g.groups; k++) most = max(most, g.first[k + 1] - g.first[k]);
+  return most;
+}
+
+bool takes(const peer_view &c, const mm_cu_group_rows &g) {
+  return g.groups > 1 && c.ranks % g.groups == 0 && g.width && g.width % 8 == 0 && g.width <= MM_CU_MAX_HIDDEN && most_rows(g) > 0;
+}
+
+unsigned few_blocks(const peer_view &c, uint64_t words) {
+  return (unsigned)mm_min(c.distinct_devices ? kFewBlocks : kSharedBlocks, mm_ceil_div(words, kThreads));
+}
+
+/* Launches of at most `most` rows of each group. */
+template <class K, class T, class F>
+cudaError_t in_turns(K kernel, const peer_view &c, row_job j, T *to, const F *from, cudaStream_t s) {
+  const uint32_t rows = most_rows(j.g);
+  cudaError_t e = cudaSuccess;
+  for (j.from = 0; j.from < rows && e == cudaSuccess; j.from += j.most)
+    e = launch(kernel, c.distinct_devices ? kPeerBlocks : kSharedBlocks, kThreads, 0, s, c, j, reinterpret_cast<uint4 *>(to),
+               reinterpret_cast<const uint4 *>(from));
+  return e;
+}
+
+}  // namespace
+
+const void *mm_cu_group_kernel(int i) {
+  return i == 0   ? reinterpret_cast<const void *>(share_rows_few)
+         : i == 1 ? reinterpret_cast<const void *>(share_rows_many)
+         : i == 2 ? reinterpret_cast<const void *>(reduce_rows_few)
+                  : reinterpret_cast<const void *>(reduce_rows_many);
+}
+
+cudaError_t mm_cu_peers_gather_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, bf16 *all, const bf16 *mine, cudaStream_t s) {
+  const peer_view &c = mm_cu_peers_view(p);
+  if (!takes(c, g)) return cudaErrorInvalidValue;
+  const uint32_t rows = most_rows(g);
+  const uint64_t words = (uint64_t)rows * g.width / 4;
+  if (words * (g.groups - 1) <= kPeerWords)
+    return launch(share_rows_few, few_blocks(c, words), kThreads, 0, s, c, row_job{g, c.ranks / g.groups, 0, rows},
+                  reinterpret_cast<uint2 *>(all), reinterpret_cast<const uint2 *>(mine));
+  const uint32_t most = (uint32_t)(kPeerSlab / sizeof(bf16) / g.width / g.groups);
+  return in_turns(share_rows_many, c, {g, c.ranks / g.groups, 0, min(most, rows)}, all, mine, s);
+}
+
+cudaError_t mm_cu_peers_scatter_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, bf16 *mine, const bf16 *all, cudaStream_t s) {
+  const peer_view &c = mm_cu_peers_view(p);
+  if (!takes(c, g)) return cudaErrorInvalidValue;
+  const uint32_t rows = most_rows(g);
+  const uint64_t words = (uint64_t)rows * g.width / 4;
+  if (words * (c.ranks - 1) <= kPeerWords)
+    return launch(reduce_rows_few, few_blocks(c, words), kThreads, 0, s, c, row_job{g, c.ranks / g.groups, 0, rows},
+                  reinterpret_cast<uint2 *>(mine), reinterpret_cast<const uint2 *>(all));
+  const uint32_t most = (uint32_t)(kPeerSlab / c.ranks / sizeof(bf16) / g.width);
+  return in_turns(reduce_rows_many, c, {g, c.ranks / g.groups, 0, min(most, rows)}, mine, all, s);
+}

@@ -1,0 +1,141 @@
+/* Rows that go between groups of ranks (ranks_groups.cu), against the host's, number by number: groups of every size, with as many rows
+ * each and with as many as chance gives, idle ones of one row; as words, by slabs and in several launches; in turns with sums, and
+ * replayed. And how long both take. Parts of test_peers and bench_peers. */
+#include <string.h>
+
+#include <algorithm>
+
+#include "tests/ops/members.h"
+#include "tests/ops/whole.h"
+
+namespace {
+
+float rounded(float v) { return to_float(__float2bfloat16(v)); }
+
+/* Row r of group k is numbers of its own, the same on the group's ranks. */
+bool check_gather(member *m, const mm_cu_group_rows &g, uint32_t t) {
+  const uint32_t own = m->rank / (m->ranks / g.groups), rows = g.first[g.groups];
+  const size_t before = (size_t)g.first[own] * g.width, n = (size_t)(g.first[own + 1] - g.first[own]) * g.width,
+               all = (size_t)rows * g.width;
+  __nv_bfloat16 *const host = reinterpret_cast<__nv_bfloat16 *>(m->host);
+  for (size_t i = 0; i < n; i++) host[i] = __float2bfloat16(number(t, own, before + i));
+  CUDA_OK(cudaMemsetAsync(m->x, 0xff, all * 2, m->s));
+  CUDA_OK(cudaMemcpyAsync(m->source, host, n * 2, cudaMemcpyHostToDevice, m->s));
+  CUDA_OK(
+      mm_cu_peers_gather_rows(m->peers, g, reinterpret_cast<__nv_bfloat16 *>(m->x), reinterpret_cast<__nv_bfloat16 *>(m->source), m->s));
+  CUDA_OK(cudaMemcpyAsync(host, m->x, all * 2, cudaMemcpyDeviceToHost, m->s));
+  CUDA_OK(cudaStreamSynchronize(m->s));
+  for (uint32_t k = 0; k < g.groups; k++)
+    for (size_t i = (size_t)g.first[k] * g.width; i < (size_t)g.first[k + 1] * g.width; i++)
+      if (to_float(host[i]) != rounded(number(t, k, i))) return false;
+  return true;
+}
+
+bool check_scatter(member *m, const mm_cu_group_rows &g, uint32_t t) {
+  const uint32_t own = m->rank / (m->ranks / g.groups), rows = g.first[g.groups];
+  const size_t before = (size_t)g.first[own] * g.width, n = (size_t)(g.first[own + 1] - g.first[own]) * g.width,
+               all = (size_t)rows * g.width;
+  __nv_bfloat16 *const host = reinterpret_cast<__nv_bfloat16 *>(m->host);
+  for (size_t i = 0; i < all; i++) host[i] = __float2bfloat16(number(t, m->rank, i));
+  CUDA_OK(cudaMemsetAsync(m->x, 0xff, n * 2, m->s));
+  CUDA_OK(cudaMemcpyAsync(m->source, host, all * 2, cudaMemcpyHostToDevice, m->s));
+  CUDA_OK(
+      mm_cu_peers_scatter_rows(m->peers, g, reinterpret_cast<__nv_bfloat16 *>(m->x), reinterpret_cast<__nv_bfloat16 *>(m->source), m->s));
+  CUDA_OK(cudaMemcpyAsync(host, m->x, n * 2, cudaMemcpyDeviceToHost, m->s));
+  CUDA_OK(cudaStreamSynchronize(m->s));
+  for (size_t i = 0; i < n; i++) {
+    float want = rounded(number(t, 0, before + i));
+    for (uint32_t r = 1; r < m->ranks; r++) want += rounded(number(t, r, before + i));
+    if (to_float(host[i]) != rounded(want)) return false;
+  }
+  return true;
+}
+
+mm_cu_group_rows rows_of(uint32_t groups, uint32_t width, const std::function<uint32_t()> &rows) {
+  mm_cu_group_rows g = {{}, groups, width};
+  for (uint32_t k = 0; k < groups; k++) g.first[k + 1] = g.first[k] + rows();
+  return g;
+}
+
+void check_groups(uint32_t ranks, uint32_t groups) {
+  const uint64_t seed = g_rng.next();
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    rng g = {seed}; /* the same on all */
+    for (uint32_t t = 0; t < 60; t++) {
+      const uint32_t width = g.below(3) ? 64u << g.below(4) : 72, most = 1 + (g.below(4) ? g.below(30) : g.below(2000)), idle = g.below(3);
+      const auto rows = rows_of(groups, width, [&] { return idle || g.below(3) ? 1 + g.below(most) : 1; });
+      m->ok = check_gather(m, rows, t) && m->ok;
+      if (g.below(4) == 0) CUDA_OK(mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->x), g.below(2) ? 4096 : 400000, m->s));
+      m->ok = check_scatter(m, rows, t) && m->ok;
+    }
+    /* More rows of one group than a launch takes: rows of slabs of 64 MiB for all. */
+    const uint32_t many = 5461 / groups + 20;
+    const auto rows = rows_of(groups, 6144, [&, k = 0u]() mutable { return k++ ? many : many - 7; });
+    if (ranks <= 4) m->ok = check_gather(m, rows, 1000) && check_scatter(m, rows, 1001) && m->ok;
+    mm_err err = {};
+    must(mm_cu_peers_check(m->peers, &err), err);
+  });
+  report_true("peers: rows between " + std::to_string(groups) + " groups of " + std::to_string(ranks) +
+                  " ranks = the host's, sums in rank order, bit for bit",
+              ok);
+}
+
+/* A gather, then a scatter of what it gave, in a graph: each replay gives ranks' rows times the number of ranks. */
+void check_replays(uint32_t ranks, uint32_t groups) {
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    for (const uint32_t each : {3u, 400u}) {
+      const auto g = rows_of(groups, 1024, [&] { return each; });
+      const uint32_t own = m->rank / (ranks / groups);
+      const size_t n = (size_t)each * g.width;
+      __nv_bfloat16 *const host = reinterpret_cast<__nv_bfloat16 *>(m->host), *const all = reinterpret_cast<__nv_bfloat16 *>(m->source),
+                           *const mine = reinterpret_cast<__nv_bfloat16 *>(m->x);
+      for (size_t i = 0; i < n; i++) host[i] = __float2bfloat16((float)((i * 7 + own * 13) % 3) - 1);
+      CUDA_OK(cudaMemcpyAsync(mine, host, n * 2, cudaMemcpyHostToDevice, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      cudaGraph_t graph;
+      cudaGraphExec_t exec;
+      CUDA_OK(cudaStreamBeginCapture(m->s, cudaStreamCaptureModeThreadLocal));
+      CUDA_OK(mm_cu_peers_gather_rows(m->peers, g, all, mine, m->s));
+      CUDA_OK(mm_cu_peers_scatter_rows(m->peers, g, mine, all, m->s));
+      CUDA_OK(cudaStreamEndCapture(m->s, &graph));
+      CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+      m->together();
+      for (int i = 0; i < 12; i++) CUDA_OK(cudaGraphLaunch(exec, m->s));
+      CUDA_OK(cudaMemcpyAsync(host, mine, n * 2, cudaMemcpyDeviceToHost, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      const float factor = powf((float)ranks, 12); /* a power of two */
+      for (size_t i = 0; i < n; i++) m->ok = m->ok && to_float(host[i]) == ((float)((i * 7 + own * 13) % 3) - 1) * factor;
+      m->together();
+      CUDA_OK(cudaGraphExecDestroy(exec));
+      CUDA_OK(cudaGraphDestroy(graph));
+    }
+  });
+  report_true("peers: recorded rows between " + std::to_string(groups) + " groups of " + std::to_string(ranks) + " ranks, replayed", ok);
+}
+
+}  // namespace
+
+void test_groups() {
+  const struct { uint32_t ranks, groups; } cuts[] = {{2, 2}, {4, 2}, {4, 4}, {8, 2}, {8, 4}};
+  for (const auto &c : cuts) check_groups(c.ranks, c.groups);
+  check_replays(2, 2), check_replays(4, 2);
+}
+
+/* Rows of all groups; of each direction the median. */
+void bench_groups(uint32_t ranks, uint32_t groups) {
+  on_ranks(ranks, 20, [&](member *m) {
+    CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
+    CUDA_OK(cudaMemsetAsync(m->source, 0, kMost, m->s));
+    for (const uint32_t rows : {8u, 64u, 256u, 1024u, 4096u}) {
+      const auto g = rows_of(groups, 3072, [&] { return rows / groups; });
+      __nv_bfloat16 *const all = reinterpret_cast<__nv_bfloat16 *>(m->source), *const mine = reinterpret_cast<__nv_bfloat16 *>(m->x);
+      const int count = rows > 256 ? 10 : 100;
+      const double gather = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_gather_rows(m->peers, g, all, mine, m->s)); });
+      const double scatter = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_scatter_rows(m->peers, g, mine, all, m->s)); });
+      const double sum = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_sum(m->peers, all, (uint64_t)rows * g.width, m->s)); });
+      if (m->rank == 0)
+        printf("peers: [%u, %u] between %u groups of %u ranks: gather %.2f us, scatter %.2f us; a sum of all rows %.2f us\n", rows, g.width,
+               groups, ranks, gather, scatter, sum);
+    }
+  });
+}
