@@ -28,11 +28,13 @@ static range heads_of(uint32_t heads, uint32_t dim, uint32_t tp, uint32_t rank) 
   return (range){heads * dim, (uint32_t)((uint64_t)rank * heads / tp) * dim, (uint32_t)mm_max(1, heads / tp) * dim};
 }
 
-/* The stage's tensor-parallel rank, and the next weight's seed. */
+static uint32_t attn_tp(const mm_random_model *r) { return r->attn_tp ? r->attn_tp : r->tp; }
+
+/* The stage's tensor-parallel rank, its number among those that attention is cut for, and the next weight's seed. */
 typedef struct maker {
   const mm_random_model *r;
   const mm_model *m;
-  uint32_t rank, seed;
+  uint32_t rank, attn_rank, seed;
 } maker;
 
 static mm_packed weight(maker *k, const mm_scheme *scheme, uint32_t rows, uint32_t columns) {
@@ -74,8 +76,8 @@ static mm_packed norm_of(maker *k, range rows) {
 static void make_attention(maker *k, uint32_t l, mm_layer_weights *y) {
   const mm_model *m = k->m;
   const mm_scheme *linear = k->r->linear, *plain = mm_scheme_plain(MM_BF16);
-  const uint32_t tp = k->r->tp, d = m->head_dim;
-  const range q = part_of(m->heads * d, tp, k->rank), kv = heads_of(m->kv_heads, d, tp, k->rank);
+  const uint32_t tp = attn_tp(k->r), d = m->head_dim;
+  const range q = part_of(m->heads * d, tp, k->attn_rank), kv = heads_of(m->kv_heads, d, tp, k->attn_rank);
   const range lightning = {3 * q.whole, 3 * q.from, 3 * q.rows}, head = all_of(d);
   const bool full = m->attn[l] != MM_ATTN_LIGHTNING;
   y->qkv = full ? rows_of(k, linear, (const range[3]){q, kv, kv}, m->hidden) : rows_of(k, linear, (const range[3]){lightning}, m->hidden);
@@ -83,7 +85,7 @@ static void make_attention(maker *k, uint32_t l, mm_layer_weights *y) {
   if (!full) y->output_gate = rows_of(k, linear, (const range[3]){q}, m->hidden), y->attn_norm = norm_of(k, q);
   if (full && m->qk_norm) y->q_norm = norm_of(k, m->qk_norm_per_head ? head : q), y->k_norm = norm_of(k, m->qk_norm_per_head ? head : kv);
   if (m->attn[l] != MM_ATTN_SPARSE) return;
-  const range index = heads_of(m->index_heads, m->index_dim, tp, k->rank), key = all_of(m->index_dim);
+  const range index = heads_of(m->index_heads, m->index_dim, tp, k->attn_rank), key = all_of(m->index_dim);
   y->index_q = rows_of(k, plain, (const range[3]){index}, m->hidden), y->index_k = rows_of(k, plain, (const range[3]){key}, m->hidden);
   y->index_q_norm = norm_of(k, key), y->index_k_norm = norm_of(k, key);
 }
@@ -129,14 +131,14 @@ static bool check_bytes(const mm_scheme *s, uint32_t columns, uint32_t ways, mm_
 }
 
 static bool check_columns(const mm_random_model *r, const mm_model *m, mm_err *err) {
-  return check_bytes(r->linear, m->heads * m->head_dim, r->tp, err) && check_bytes(r->linear, m->dense_intermediate, r->tp, err) &&
+  return check_bytes(r->linear, m->heads * m->head_dim, attn_tp(r), err) && check_bytes(r->linear, m->dense_intermediate, r->tp, err) &&
          check_bytes(r->linear, m->shared_intermediate, r->tp, err) && check_bytes(r->experts, m->intermediate, r->tp / r->ep, err) &&
          check_bytes(r->linear, m->hidden, 1, err) && check_bytes(r->experts, m->hidden, 1, err);
 }
 
 bool mm_random_check(const mm_random_model *r, const mm_model *m, mm_err *err) {
   const uint32_t tp = r->tp, ep = r->ep;
-  if (mm_model_cuts(m, tp, tp, ep) && r->pp && r->pp <= m->layers) return check_columns(r, m, err);
+  if (tp % attn_tp(r) == 0 && mm_model_cuts(m, tp, attn_tp(r), ep) && r->pp && r->pp <= m->layers) return check_columns(r, m, err);
   return mm_fail(
       err, MM_USAGE, "E_TP", mm_at(NULL, NULL),
       "found tp %u, ep %u, pp %u; expected a tp that divides %u heads, %u and %u columns of dense layers and shared experts, and "
@@ -148,12 +150,13 @@ bool mm_random_check(const mm_random_model *r, const mm_model *m, mm_err *err) {
 
 bool mm_random_weights(const mm_random_model *r, const mm_model *m, uint32_t rank, mm_rank_weights *w, mm_err *err) {
   if (!mm_random_check(r, m, err)) return false;
-  const uint32_t stage = rank / r->tp, unit = VOCAB_UNIT % r->tp == 0 ? VOCAB_UNIT : VOCAB_UNIT * r->tp;
+  const uint32_t at = attn_tp(r), stage = rank / r->tp, unit = VOCAB_UNIT % at == 0 ? VOCAB_UNIT : VOCAB_UNIT * at;
   const uint32_t padded = (uint32_t)mm_round_up(m->vocab, unit), held = m->experts / r->ep;
-  maker k = {.r = r, .m = m, .rank = rank % r->tp};
-  const range vocab = part_of(padded, r->tp, k.rank);
+  maker k = {.r = r, .m = m, .rank = rank % r->tp, .attn_rank = rank % r->tp % at};
+  const range vocab = part_of(padded, at, k.attn_rank);
   *w = (mm_rank_weights){.rank = k.rank,
                          .tp = r->tp,
+                         .attn_tp = at,
                          .layer_first = (uint32_t)((uint64_t)m->layers * stage / r->pp),
                          .layer_end = (uint32_t)((uint64_t)m->layers * (stage + 1) / r->pp),
                          .expert_first = k.rank / (r->tp / r->ep) * held,

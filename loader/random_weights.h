@@ -9,7 +9,8 @@
 extern "C" {
 #endif
 
-/* The cut fits the model: as mm_bind wants it, with vocab, heads, experts and columns in whole parts. MM_USAGE E_TP. */
+/* The cut fits the model: as mm_bind wants it, with vocab, heads, experts and columns in whole parts, attention's for
+ * attn_tp ranks. MM_USAGE E_TP. */
 MM_MUST_USE bool mm_random_check(const mm_random_model *r, const mm_model *m, mm_err *err);
 /* The weights of rank stage · tp + tensor-parallel rank, without planes: GPU backends make the numbers (mm_packed.random). mm_bind_close
  * frees w->layer, or the caller. MM_USAGE E_TP, MM_LIMIT. */

@@ -28,7 +28,8 @@ typedef struct mm_random_model {
   const mm_scheme *experts; /* of routed experts */
   const mm_scheme *head;
   uint32_t tp, ep, pp;
-  float skew; /* of routers (mm_random), 0 to below 1 */
+  float skew;       /* of routers (mm_random), 0 to below 1 */
+  uint32_t attn_tp; /* of mm_pack */
 } mm_random_model;
 
 typedef struct mm_shards {

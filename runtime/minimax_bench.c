@@ -22,8 +22,10 @@
 
 static bool measure_decode(mm_bench *b, uint32_t rows, mm_err *err) {
   mm_bench_result r = mm_bench_result_of(b, rows);
-  if (!mm_bench_decode(b, NULL, rows, &r.seconds, err)) return false;
-  r.bytes = mm_bench_decode_bytes(b, rows, b->c->context + 1);
+  const uint32_t own = rows / mm_bench_groups_of(b);
+  if (!mm_bench_decode(b, NULL, own, &r.seconds, err)) return false;
+  r.bytes = mm_bench_decode_bytes(b, own, b->c->context + 1);
+  if (b->ranks > 1) mm_bench_wire_bytes(b, rows, &r.wire, r.gather);
   r.floor_s = r.bytes / b->copy_rate;
   r.reached = b->reached;
   if (b->rank == 0) mm_bench_print_decode(&r, b->json);
@@ -34,7 +36,9 @@ static bool measure_decode(mm_bench *b, uint32_t rows, mm_err *err) {
 static bool measure_rows(mm_bench *b, uint32_t rows, mm_err *err) {
   const bool kernels = strcmp(b->c->subject, "kernels") == 0;
   b->each = 1;
-  if (kernels ? !mm_bench_measure_ops(b, rows, err) : !mm_bench_fill(b, rows, err) || !measure_decode(b, rows, err)) return false;
+  if (rows % mm_bench_groups_of(b)) return true; /* of the usual numbers: too few for each group to have some */
+  if (kernels ? !mm_bench_measure_ops(b, rows, err) : !mm_bench_fill(b, rows / mm_bench_groups_of(b), err) || !measure_decode(b, rows, err))
+    return false;
   if (!b->c->verify) return true;
   b->each = b->c->verify;
   return kernels ? mm_bench_measure_ops(b, rows, err) : measure_decode(b, rows, err);
@@ -136,7 +140,7 @@ static bool run_ranks(const mm_bench *one, mm_err *err) {
   bench_rank all[MM_BENCH_RANKS] = {0};
   uint32_t started = 0, done = 0;
   mm_comm *comm = mm_comm_open(one->ranks, err);
-  if (!comm) return false;
+  if (!comm || (mm_bench_groups_of(one) > 1 && !mm_comm_split(comm, mm_bench_groups_of(one), err))) return mm_comm_close(comm), false;
   for (; started < one->ranks; started++) {
     bench_rank *r = &all[started];
     r->b = *one, r->b.rank = started, r->b.comm = comm;
@@ -185,6 +189,7 @@ static bool bench_all(void *args, mm_err *err) {
                   .ops = ops,
                   .ranks = (uint32_t)a->tp,
                   .ep = (uint32_t)a->ep,
+                  .attn_tp = (uint32_t)(a->attn_tp ? a->attn_tp : a->tp),
                   .threads = threads,
                   .steps = (uint32_t)a->steps,
                   .each = 1,
@@ -247,11 +252,14 @@ int main(int argc, char **argv) {
       MM_OPTION_INDEX_SPLIT(&a.index_split),
       MM_OPTION(U64, "tp", &a.tp, "N", "ranks, a GPU each: 1, 2, 4 or 8 (1)", .lo = 1, .hi = MM_BENCH_RANKS),
       MM_OPTION(U64, "ep", &a.ep, "N", "divides tp: each rank holds 1/N of the experts, cut in tp/N (1)", .lo = 1, .hi = MM_BENCH_RANKS),
+      MM_OPTION(U64, "attn-tp", &a.attn_tp, "N",
+                "divides tp: groups of N ranks have all of attention and sequences of their own, for layers and decode (tp)", .lo = 1,
+                .hi = MM_BENCH_RANKS),
       MM_OPTION(
           U64, "batch", &a.batch, "N",
           "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 1, 16 and 64 for drafts, 63 for "
           "mixed)",
-          .lo = 1, .hi = 256),
+          .lo = 1, .hi = 4096),
       MM_OPTION(
           U64, "verify", &a.verify, "N",
           "--batch (1) times N rows of decode steps, as single tokens and as N of a sequence; rows of a sequence for drafts (8, 4 and 2)",

@@ -73,5 +73,16 @@ bool mm_bench_check_ranks(const mm_bench_args *a, mm_err *err) {
   if (a->tp % a->ep)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --ep %u, expected a divisor of --tp %u", (unsigned)a->ep,
                    (unsigned)a->tp);
+  if (!a->attn_tp || a->attn_tp == a->tp) return true;
+  if (a->tp % a->attn_tp)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --attn-tp %u, expected a divisor of --tp %u", (unsigned)a->attn_tp,
+                   (unsigned)a->tp);
+  const bool steps = strcmp(a->subject, "layers") == 0 || strcmp(a->subject, "decode") == 0;
+  if (!steps || a->verify)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --attn-tp with %s, expected decode steps of layers or decode",
+                   steps ? "--verify" : a->subject);
+  if (a->batch % (a->tp / a->attn_tp))
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --batch %u, expected a multiple of the %u groups of --attn-tp",
+                   (unsigned)a->batch, (unsigned)(a->tp / a->attn_tp));
   return true;
 }

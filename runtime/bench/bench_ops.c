@@ -174,6 +174,7 @@ mm_bench_result mm_bench_result_of(const mm_bench *b, uint32_t rows) {
                            .each = b->each,
                            .ranks = b->ranks,
                            .ep = b->ep,
+                           .attn_tp = b->attn_tp,
                            .kv_fp8 = b->kv_fp8,
                            .index_fp8 = b->index_fp8,
                            .index_split = b->index_split,

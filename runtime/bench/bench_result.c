@@ -22,6 +22,7 @@ void mm_bench_print_copy(double bytes_per_s, bool json) {
 static void open_object(const mm_bench_result *r) {
   printf("{\"subject\":\"%s\",\"model\":\"%s\",\"tp\":%u,\"ep\":%u,\"layers\":%u,\"quant\":\"%s\",\"expert_quant\":\"%s\",\"head\":\"%s\"",
          r->c->subject, r->c->model, r->ranks, r->ep, r->layers, r->c->quant, r->c->experts, r->c->head);
+  if (r->attn_tp < r->ranks) printf(",\"attn_tp\":%u", r->attn_tp);
   if (r->c->dense) printf(",\"dense_layers\":%u", r->c->dense);
   if (r->c->shrink > 1) printf(",\"shrink\":%u", r->c->shrink);
   if (r->index_fp8) printf(",\"index_fp8\":true");
@@ -34,6 +35,7 @@ static void open_line(const mm_bench_result *r) {
   if (r->c->shrink > 1) printf(" / %u", r->c->shrink);
   if (r->ranks > 1) printf(", tp %u,", r->ranks);
   if (r->ep > 1) printf(" ep %u,", r->ep);
+  if (r->attn_tp < r->ranks) printf(" attn-tp %u,", r->attn_tp);
   if (r->index_fp8) printf(" index keys fp8,");
   if (r->index_split) printf(" scan split from %u,", r->index_split);
 }
@@ -64,15 +66,23 @@ void mm_bench_print_decode(const mm_bench_result *r, bool json) {
     printf(",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"seconds\":%.9g,\"tokens_per_s\":%.6g", r->batch / r->each, r->c->context,
            r->kv_fp8 ? "true" : "false", r->seconds, rate);
     if (r->each > 1) printf(",\"verify\":%u", r->each);
-    printf(",\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_s\":%.9g}\n", r->reached, r->bytes, r->floor_s);
+    printf(",\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_s\":%.9g", r->reached, r->bytes, r->floor_s);
+    if (r->wire > 0) printf(",\"wire_bytes\":%.0f", r->wire);
+    if (r->gather[0] > 0)
+      printf(",\"gather_bytes\":%.0f,\"gather_fp8_bytes\":%.0f,\"gather_nvfp4_bytes\":%.0f", r->gather[0], r->gather[1], r->gather[2]);
+    puts("}");
     return;
   }
   open_line(r);
   char each[32] = "";
   if (r->each > 1) snprintf(each, sizeof each, " x %u rows", r->each);
-  printf(" x %u %s/%s/%s, decode B=%u%s context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor\n",
+  printf(" x %u %s/%s/%s, decode B=%u%s context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor",
          r->layers, r->c->quant, r->c->experts, r->c->head, r->batch / r->each, each, r->c->context, r->kv_fp8 ? " fp8" : "",
          r->seconds * 1e6, rate, r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
+  if (r->wire > 0) printf(", %.2f MB of rows sent", r->wire * 1e-6);
+  if (r->gather[0] > 0)
+    printf(", of them %.2f gathered (%.2f as FP8, %.2f as NVFP4)", r->gather[0] * 1e-6, r->gather[1] * 1e-6, r->gather[2] * 1e-6);
+  printf("\n");
 }
 
 void mm_bench_print_prefill(const mm_bench_result *r, bool json) {

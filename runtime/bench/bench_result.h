@@ -33,6 +33,9 @@ typedef struct mm_bench_result {
   double seconds, bytes; /* bytes 0: not known */
   double floor_s;        /* the least that the step could take */
   double reached;        /* experts of a layer that the step chose, on average */
+  uint32_t attn_tp;      /* ranks that attention is cut for */
+  double wire;           /* bytes of rows that a rank sends in a step; 0: not known */
+  double gather[3];      /* of them those that groups of attention gather, and what they would be as codes of FP8 and NVFP4 */
   double rate[3];        /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
   uint32_t index_split;  /* 0: none */
 } mm_bench_result;

@@ -124,7 +124,8 @@ bool mm_bench_weights(const mm_bench_shape *s, const mm_model *m, mm_rank_weight
                              .head = mm_scheme_find(s->head),
                              .tp = s->tp,
                              .ep = s->ep,
-                             .pp = 1};
+                             .pp = 1,
+                             .attn_tp = s->attn_tp};
   return mm_random_weights(&r, m, s->rank, w, err);
 }
 

@@ -17,6 +17,7 @@ typedef struct mm_bench_shape {
   uint32_t rank, tp, ep;              /* whose slices, of how many ranks: 1, 2, 4 or 8; tp / ep of them cut an expert, ep divides tp */
   uint32_t dense;                     /* first layers of M3 that have full attention and a dense MLP; the rest is sparse */
   uint32_t shrink;                    /* widths and experts are divided by it, for tests; 0: 1 */
+  uint32_t attn_tp;                   /* ranks that attention, embedding and head are cut for; 0: tp */
 } mm_bench_shape;
 
 mm_model mm_bench_model(const mm_bench_shape *s);

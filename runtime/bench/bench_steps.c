@@ -16,15 +16,18 @@
 #define REPEATS 5    /* prefill steps that count, after one that does not */
 #define COUNTED 8    /* decode steps whose experts are counted */
 
+/* Number of the first sequence of the rank's group among those of all. */
+static uint32_t first_of(const mm_bench *b) { return b->rank / b->attn_tp * b->limits.slots; }
+
 /* The next `count` tokens of `slots` sequences; of a single one's last token the logits, if `outs` is 1. */
 static bool feed(mm_bench *b, uint32_t slot, uint32_t slots, uint32_t pos, uint32_t count, uint32_t outs, mm_err *err) {
-  const uint32_t last = count - 1;
+  const uint32_t last = count - 1, number = slot + first_of(b);
   for (uint32_t s = 0; s < slots; s++) {
     b->span[s] = (mm_span){(int32_t)(slot + s), s * count, count, pos};
-    for (uint32_t i = 0; i < count; i++) b->id[s * count + i] = (int32_t)(mm_draw(slot + s, pos + i + UINT64_C(1)) * b->model.vocab);
+    for (uint32_t i = 0; i < count; i++) b->id[s * count + i] = (int32_t)(mm_draw(number + s, pos + i + UINT64_C(1)) * b->model.vocab);
   }
   const mm_batch batch = {.tokens = slots * count, .id = b->id, .span_count = slots, .span = b->span, .out_count = outs, .out = &last};
-  return mm_forward_step(&b->forward, &batch, b->logits, err);
+  return mm_bench_plan(b, &batch, err) && mm_forward_step(&b->forward, &batch, b->logits, err);
 }
 
 /* Gives the first rank's answer on all ranks. *ok is false if another rank failed; that rank reports the error. */
@@ -56,6 +59,7 @@ static void run_rows(mm_bench *b) {
 /* Queues a step: the forward pass, or the rows and ROUNDS times the op in all layers that have it. */
 static bool queue_step(mm_bench *b, const mm_bench_op *o, const mm_batch *batch, mm_err *err) {
   const mm_ops *ops = b->ops;
+  if (!mm_bench_plan(b, batch, err)) return false;
   if (!o) return mm_forward_step(&b->forward, batch, b->logits, err);
   if (!ops->begin(b->forward.backend, batch, err)) return false;
   run_rows(b);
@@ -72,7 +76,7 @@ static bool feed_caches(mm_bench *b, const mm_batch *batch, mm_err *err) {
   const mm_ops *ops = b->ops;
   mm_backend *const at = b->forward.backend;
   const mm_forward *f = &b->forward;
-  if (!ops->begin(at, batch, err)) return false;
+  if (!mm_bench_plan(b, batch, err) || !ops->begin(at, batch, err)) return false;
   run_rows(b);
   mm_draft_context(&f->draft, f);
   for (uint32_t l = 0; l < b->model.layers; l++) {
@@ -100,7 +104,7 @@ static bool fill_pages(mm_bench *b, uint32_t rows, mm_err *err) {
       n = (uint32_t)mm_min(piece, b->c->context - pos);
       for (uint32_t i = 0; i < mm_ceil_div(n, MM_PAGE); i++) b->table[s * per_slot + i] = s * per_slot + pos / MM_PAGE + i;
       b->span[0] = (mm_span){(int32_t)s, 0, n, 0};
-      for (uint32_t i = 0; i < n; i++) b->id[i] = (int32_t)(mm_draw(s, pos + i + UINT64_C(1)) * b->model.vocab);
+      for (uint32_t i = 0; i < n; i++) b->id[i] = (int32_t)(mm_draw(first_of(b) + s, pos + i + UINT64_C(1)) * b->model.vocab);
       const mm_batch batch = {.tokens = n, .id = b->id, .span_count = 1, .span = b->span, .paging = &paging};
       if (n > 1 && !feed_caches(b, &batch, err)) return false; /* a single token's step is recorded as a decode step */
     }
@@ -128,7 +132,7 @@ static const double alike[] = {0, 8, 13.4, 18.0, 21.9, 25.2, 28.4, 31.7, 35.0};
 static void draw_ids(mm_bench *b, uint32_t rows) {
   for (uint32_t s = 0; s < rows; s++) {
     const uint32_t row = b->draft ? s % b->each : 0;
-    b->id[s] = (int32_t)(mm_draw(s, ++b->drawn) * b->model.vocab);
+    b->id[s] = (int32_t)(mm_draw(first_of(b) + s, ++b->drawn) * b->model.vocab);
     if (row && mm_draw(s, ++b->drawn) >= b->fresh) b->id[s] = b->id[s - 1 - (uint32_t)(mm_draw(s, ++b->drawn) * row)];
   }
 }
@@ -322,18 +326,21 @@ static bool open_buffers(mm_bench *b, mm_err *err) {
 bool mm_bench_open(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   const bool with_prefill = strcmp(c->subject, "mixed") == 0;
-  const uint32_t slots = most_rows(c) + with_prefill, chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
+  const uint32_t slots = (uint32_t)mm_ceil_div(most_rows(c), mm_bench_groups_of(b)) + with_prefill,
+                 chunk = (uint32_t)mm_min(CHUNK, (uint64_t)c->context * slots);
   b->limits = (mm_limits){.slots = slots,
                           .max_positions = (uint32_t)mm_max(c->context + mm_max(b->draft ? MM_DFLASH_BLOCK : 1, c->verify), c->tokens)};
   b->limits.max_tokens = (uint32_t)mm_max(mm_max(rows_of(b), chunk), c->tokens + (with_prefill ? slots : 0));
+  b->limits.max_tokens *= mm_bench_groups_of(b); /* experts run the rows of all groups */
   const mm_bench_shape shape = {c->model, c->layers, c->vocab, c->quant, c->experts, c->head,
-                                b->rank,  b->ranks,  b->ep,    c->dense, c->shrink};
+                                b->rank,  b->ranks,  b->ep,    c->dense, c->shrink,  b->attn_tp};
   b->model = mm_bench_model(&shape);
   const mm_backend_config config = {
       .model = &b->model,
       .weights = &b->weights,
       .limits = b->limits,
       .comm = b->comm,
+      .group = mm_comm_part(b->comm, b->rank / b->attn_tp),
       .place = {b->rank, b->rank, b->ranks, b->rank},
       .draft = b->draft,
       .tap = b->draft ? b->draft->c.tap : NULL,
@@ -346,6 +353,7 @@ bool mm_bench_open(mm_bench *b, mm_err *err) {
 
 void mm_bench_close(mm_bench *b) {
   mm_forward_close(&b->forward);
+  mm_bench_close_groups(b);
   MM_FREE(b->id, b->span, b->out, b->proposed, b->table, b->sampling, b->logits, b->time);
   b->id = NULL, b->span = NULL, b->out = b->proposed = NULL, b->table = NULL, b->sampling = NULL, b->logits = NULL, b->time = NULL;
 }

@@ -13,6 +13,7 @@ typedef struct mm_bench {
   const mm_ops *ops;
   uint32_t rank, ranks; /* a thread and a GPU each; the first prints */
   uint32_t ep;          /* experts are whole on so many groups of them */
+  uint32_t attn_tp;     /* attention is cut for so many: each group of them has sequences of its own (bench_groups.c) */
   unsigned threads;     /* CPU threads of a rank */
   mm_comm *comm;
   uint32_t steps;
@@ -21,25 +22,31 @@ typedef struct mm_bench {
   mm_draft_kind kind; /* of the draft */
   mm_model model;
   mm_rank_weights weights;
-  mm_limits limits;
+  mm_limits limits; /* of a group, but max_tokens */
   mm_forward forward;
-  const mm_dflash *draft; /* NULL, or of the next open: rows of its steps are then alike (mm_bench_drafts) */
-  int32_t *id;            /* [max_tokens] */
-  mm_span *span;          /* [slots] */
-  uint32_t *out;          /* [rows of a decode step] 0, 1, … */
-  uint32_t *table;        /* [slots, pages of one]: pages of contexts that are filled in pieces */
-  uint32_t *proposed;     /* [rows of a decode step]: those of the draft's pass that propose a token */
-  mm_sampling *sampling;  /* [rows of a decode step] greedy */
-  float *logits;          /* of one row, or of all those where the host reads them */
-  double *time;           /* [2 · steps] */
-  double copy_rate;       /* bytes read plus written a second */
-  uint64_t drawn;         /* tokens so far */
-  uint32_t each;          /* rows of a decode step for each of its sequences */
-  uint32_t turn;          /* of a step of one op: layers gone through, over all rounds */
-  double fresh;           /* share of the rows of a draft's steps that have another token than a row of their sequence before */
-  double reached;         /* experts of a layer that a decode step's rows chose, on average */
-  bool json;              /* a line of JSON for each result */
+  const mm_dflash *draft;         /* NULL, or of the next open: rows of its steps are then alike (mm_bench_drafts) */
+  int32_t *id;                    /* [max_tokens] */
+  mm_span *span;                  /* [slots] */
+  uint32_t *out;                  /* [rows of a decode step] 0, 1, … */
+  uint32_t *table;                /* [slots, pages of one]: pages of contexts that are filled in pieces */
+  uint32_t *proposed;             /* [rows of a decode step]: those of the draft's pass that propose a token */
+  mm_sampling *sampling;          /* [rows of a decode step] greedy */
+  float *logits;                  /* of one row, or of all those where the host reads them */
+  double *time;                   /* [2 · steps] */
+  double copy_rate;               /* bytes read plus written a second */
+  uint64_t drawn;                 /* tokens so far */
+  uint32_t each;                  /* rows of a decode step for each of its sequences */
+  uint32_t turn;                  /* of a step of one op: layers gone through, over all rounds */
+  double fresh;                   /* share of the rows of a draft's steps that have another token than a row of their sequence before */
+  double reached;                 /* experts of a layer that a decode step's rows chose, on average */
+  bool json;                      /* a line of JSON for each result */
+  struct mm_bench_groups *groups; /* what the next step's rows are in all groups; NULL: there is one */
 } mm_bench;
+
+static inline uint32_t mm_bench_groups_of(const mm_bench *b) { return b->ranks / b->attn_tp; }
+/* Every group's rows are as many and of the same kinds as those of the batch, which is this rank's group's. Before each begin. */
+MM_MUST_USE bool mm_bench_plan(mm_bench *b, const mm_batch *batch, mm_err *err);
+void mm_bench_close_groups(mm_bench *b);
 
 /* Allocates all of it and opens the backend; close accepts a bench that is half open, and leaves it as open wants it. Weights are made
  * once, until mm_bind_close(&b->weights). */
@@ -98,6 +105,10 @@ MM_MUST_USE bool mm_bench_copy_rate(const mm_ops *ops, unsigned threads, double 
  * of all positions count for themselves. */
 double mm_bench_cache_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
 double mm_bench_index_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
+/* Bytes of rows that a rank sends to others in a decode step of so many rows in all, in the exchanges of its layers: wire[0] as they are;
+ * gather[3]: of them those that groups of attention gather, as they are, and what codes would be: FP8 with a scale for 128 numbers, NVFP4
+ * with one for 16. */
+void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, double *wire, double gather[3]);
 /* Bytes that a decode step must move: weights once, those of experts that were reached, states in and out, caches. */
 double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context);
 /* Seconds of a prefill of so many tokens from an empty cache: of each part the longer of its bytes and its operations. */

@@ -5,7 +5,7 @@
 #include "runtime/bench/bench_steps.h"
 
 /* Heads of keys and values on a rank: one at least, whose cache several ranks hold. */
-static double kv_heads_of(const mm_bench *b) { return fmax(1, (double)b->model.kv_heads / b->ranks); }
+static double kv_heads_of(const mm_bench *b) { return fmax(1, (double)b->model.kv_heads / b->attn_tp); }
 
 /* Bytes of a cached number: the CPU backend's caches are f32. */
 static double number_bytes(const mm_bench *b) { return b->ops->own_memory ? 2 : 4; }
@@ -18,7 +18,7 @@ static double chosen_positions(const mm_model *m, double context) {
 
 double mm_bench_cache_bytes(const mm_bench *b, uint32_t l, uint32_t rows, double context) {
   const mm_model *m = &b->model;
-  if (m->attn[l] == MM_ATTN_LIGHTNING) return 8.0 * rows * m->heads / b->ranks * m->head_dim * m->head_dim;
+  if (m->attn[l] == MM_ATTN_LIGHTNING) return 8.0 * rows * m->heads / b->attn_tp * m->head_dim * m->head_dim;
   const double positions = m->attn[l] == MM_ATTN_SPARSE ? chosen_positions(m, context) : context;
   return 2.0 * rows * positions * kv_heads_of(b) * (b->kv_fp8 ? m->head_dim + 4 : number_bytes(b) * m->head_dim);
 }
@@ -29,6 +29,19 @@ double mm_bench_index_bytes(const mm_bench *b, uint32_t l, uint32_t rows, double
   if (m->attn[l] != MM_ATTN_SPARSE || context < (double)m->index_top_k * m->index_block) return 0;
   if (b->index_split && context >= b->index_split) context /= b->ranks;
   return rows * context * (b->index_fp8 ? m->index_dim + 4 : m->index_dim * number_bytes(b));
+}
+
+/* Of each layer a sum of attention's rows and one of the MLP's, as they are added (runtime/cuda): of few rows a rank sends all of its own
+ * to every other, of many each rank adds a part and sends the sums. Rows of groups go to the ranks of other groups, one rank of the group
+ * sending each; back go the parts of all ranks to each rank of the group. */
+void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, double *wire, double gather[3]) {
+  const double row = 2.0 * b->model.hidden, others = b->ranks - 1.0, groups = mm_bench_groups_of(b), own = rows / groups;
+  const double group = b->attn_tp, bits[] = {16, 8 + 32.0 / 128, 4 + 8.0 / 16};
+  const double small = fmin(196608 * 8, 3 * 196608 * 8 / (group - 1)); /* bytes of a branch that is sent whole (mm_cu_peers_small) */
+  const double sum = own * row * (own * row <= small ? group - 1 : 2 * (group - 1) / group);
+  for (int i = 0; i < 3; i++)
+    gather[i] = groups > 1 ? b->model.layers * own / group * (b->ranks - group) * b->model.hidden * bits[i] / 8 : 0;
+  *wire = b->model.layers * (groups > 1 ? sum + own * row * others : 2 * sum) + gather[0];
 }
 
 double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context) {

@@ -47,12 +47,13 @@ bool grow_logits(mm_backend *b, size_t rows, mm_err *err) {
 
 /* Sets the kind of the step and its sizes. */
 void plan_step(mm_backend *b, const mm_batch *batch) {
+  const mm_batch *all = b->groups.count > 1 ? &b->groups.in->all : batch; /* steps of all groups end alike */
   mm_cu_leave_groups(b);
   mm_cu_classify_rows(b, batch);
   b->step.ending = batch->sampling || b->draft.next == DRAFT_BEST ? GREEDY : LOGITS, b->step.options = nullptr, b->sampler.pending = false;
-  for (uint32_t i = 0; batch->sampling && i < batch->out_count; i++) {
-    b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_sampling_of(&batch->sampling[i], b->sampler.args.vocab)));
-    if (mm_sampling_options(&batch->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.options = batch->sampling;
+  for (uint32_t i = 0; all->sampling && i < all->out_count; i++) {
+    b->step.ending = std::max(b->step.ending, (step_end)(GREEDY + mm_cu_sampling_of(&all->sampling[i], b->sampler.args.vocab)));
+    if (mm_sampling_options(&all->sampling[i]) & ~(uint32_t)MM_SAMPLES_MIN_P) b->step.options = batch->sampling;
   }
   if (b->step.options) b->step.ending = LOGITS;
   const uint32_t bucket = b->step.decode && batch->out_count == batch->tokens ? mm_cu_bucket_of(b, batch->tokens) : 0;

@@ -123,7 +123,8 @@ cudaError_t launch_sampling(mm_backend *b, const options_counts &n, const option
 bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *err) {
   step_memory *m = b->step.memory;
   m->logprobs_wanted.clear();
-  if (b->step.wanted == 0) return true;
+  if (b->step.wanted == 0) /* other groups may have rows, whose barriers are all ranks' */
+    return b->groups.count == 1 || (mm_cu_grow_buffers(b, err, [] { return true; }) && mm_cu_peers_settle(b->peers, b->stream, err));
   batch_arrays h;
   mm_cu_place_step(b, static_cast<char *>(m->block), &h);
   options_counts n;
@@ -138,7 +139,7 @@ bool mm_cu_sample_with_options(mm_backend *b, const mm_sampling *set, mm_err *er
     if (set[i].logprobs && mm_attn_rank(b->c.weights) == 0) m->logprobs_wanted.push_back({i, 1 + set[i].top_logprobs, set[i].logprobs});
   }
   const size_t logprobs = (size_t)b->step.wanted * MM_CU_LOGPROBS * sizeof(mm_logprob);
-  if (n.logprobs && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;
+  if ((n.logprobs || b->groups.count > 1) && b->peers && !mm_cu_peers_settle(b->peers, b->stream, err)) return false;
   return !n.logprobs || mm_cu_check(cudaMemcpyAsync(m->logprobs, b->sampler.logprobs.p, logprobs, cudaMemcpyDeviceToHost, b->stream),
                                     "copy logprobs", err);
 }

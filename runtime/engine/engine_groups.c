@@ -28,6 +28,8 @@ bool mm_engine_open_groups(mm_engine *e, mm_err *err) {
       !(g->out = mm_calloc(g->count + (size_t)1, sizeof *g->out, err)) || !(g->own = mm_calloc(g->count, sizeof *g->own, err)) ||
       !(g->paging = mm_calloc(g->count, sizeof *g->paging, err)) || !(g->copy = mm_calloc(e->config.limits.slots, sizeof *g->copy, err)))
     return false;
+  for (uint32_t i = 0; i < MM_QUEUE; i++)
+    if (!(g->queued[i].first = mm_calloc(g->count + (size_t)1, sizeof *g->out, err))) return false;
   for (uint32_t k = 0; e->pages && k < g->count; k++)
     g->paging[k] = (mm_paging){.table = e->paging.table + (size_t)k * per_slot, /* every count-th slot is the group's */
                                .per_slot = per_slot * g->count,
@@ -37,7 +39,8 @@ bool mm_engine_open_groups(mm_engine *e, mm_err *err) {
 
 void mm_engine_close_groups(mm_engine *e) {
   engine_groups *g = &e->groups;
-  MM_FREE(g->first, g->out, g->own, g->paging, g->copy, g->bytes);
+  for (uint32_t i = 0; i < MM_QUEUE; i++) MM_FREE(g->queued[i].first, g->queued[i].place, g->queued[i].id);
+  MM_FREE(g->first, g->out, g->own, g->paging, g->copy, g->bytes, g->sampling);
 }
 
 /* Padding is the first group's. */
@@ -58,6 +61,7 @@ static void group_copies(mm_engine *e) {
 /* Arrays of the batches: of all rows, and by each group's own numbers. */
 typedef struct sorted {
   mm_span *span, *own_span; /* [span_count] each */
+  mm_sampling *sampling;    /* [out_count]; not NULL where the batch samples */
   int32_t *id;              /* [tokens] */
   uint32_t *out, *own_out;  /* [out_count] each */
   uint32_t tokens, spans, outs;
@@ -74,6 +78,7 @@ static void add_span(mm_engine *e, sorted *to, const mm_batch *b, const mm_span 
   for (; from < b->out_count && b->out[from] < s->first + s->count; from++) {
     to->out[to->outs] = to->tokens + (b->out[from] - s->first);
     to->own_out[to->outs] = to->out[to->outs] - before;
+    if (b->sampling) to->sampling[to->outs] = b->sampling[from];
     g->place[to->outs++] = from;
   }
   to->tokens += s->count;
@@ -82,10 +87,12 @@ static void add_span(mm_engine *e, sorted *to, const mm_batch *b, const mm_span 
 /* Room for the arrays of a batch in the engine's memory. */
 static bool open_sorted(mm_engine *e, const mm_batch *b, sorted *to, mm_err *err) {
   engine_groups *g = &e->groups;
-  const size_t spans = b->span_count, outs = b->out_count;
-  if (!MM_GROW(g->bytes, &g->bytes_cap, 2 * spans * sizeof *to->span + b->tokens * sizeof *to->id + 3 * outs * sizeof *to->out + 1, err))
-    return false;
-  *to = (sorted){.span = (mm_span *)(void *)g->bytes};
+  const size_t spans = b->span_count, outs = b->out_count, draws = b->sampling ? outs : 0;
+  const size_t bytes =
+      draws * sizeof *to->sampling + 2 * spans * sizeof *to->span + b->tokens * sizeof *to->id + 3 * outs * sizeof *to->out + 1;
+  if (!MM_GROW(g->bytes, &g->bytes_cap, bytes, err)) return false;
+  *to = (sorted){.sampling = (mm_sampling *)(void *)g->bytes};
+  to->span = (mm_span *)(void *)(to->sampling + draws);
   to->own_span = to->span + spans;
   to->id = (int32_t *)(void *)(to->own_span + spans);
   to->out = (uint32_t *)(void *)(to->id + b->tokens);
@@ -112,10 +119,45 @@ bool mm_engine_group_rows(mm_engine *e, const mm_batch *b, mm_err *err) {
                            .span = to.own_span + spans,
                            .out_count = to.outs - outs,
                            .out = to.own_out + outs,
+                           .sampling = b->sampling ? to.sampling + outs : NULL,
                            .paging = e->pages ? &g->paging[k] : NULL};
   }
   g->first[g->count] = to.tokens, g->out[g->count] = to.outs;
-  g->rows.all = (mm_batch){.tokens = to.tokens, .id = to.id, .span_count = to.spans, .span = to.span, .out_count = to.outs, .out = to.out};
+  g->rows.all = (mm_batch){.tokens = to.tokens,
+                           .id = to.id,
+                           .span_count = to.spans,
+                           .span = to.span,
+                           .out_count = to.outs,
+                           .out = to.out,
+                           .sampling = b->sampling ? to.sampling : NULL};
   if (e->pages) group_copies(e);
   return true;
+}
+
+bool mm_engine_reserve_queued(mm_engine *e, uint32_t at, uint32_t outs, mm_err *err) {
+  queued_rows *q = &e->groups.queued[at];
+  return e->groups.count == 1 ||
+         (MM_GROW(q->place, &q->place_cap, outs + (size_t)1, err) && MM_GROW(q->id, &q->id_cap, outs + (size_t)1, err));
+}
+
+void mm_engine_note_queued(mm_engine *e, uint32_t at, uint32_t outs) {
+  const engine_groups *g = &e->groups;
+  queued_rows *q = &e->groups.queued[at];
+  if (g->count == 1) return;
+  q->count = outs;
+  for (uint32_t k = 0; k <= g->count; k++) q->first[k] = outs ? g->out[k] : 0;
+  if (outs) memcpy(q->place, g->place, outs * sizeof *g->place);
+}
+
+void mm_engine_place_ids(const mm_engine *e, uint32_t at, int32_t *id) {
+  const queued_rows *q = &e->groups.queued[at];
+  for (uint32_t i = 0; i < q->count; i++) id[q->place[i]] = q->id[i];
+}
+
+const mm_sampling *mm_engine_sort_sampling(mm_engine *e, const mm_sampling *sampling, uint32_t count, mm_err *err) {
+  engine_groups *g = &e->groups;
+  if (g->count == 1) return sampling;
+  if (!MM_GROW(g->sampling, &g->sampling_cap, count + (size_t)1, err)) return NULL;
+  for (uint32_t i = 0; i < count; i++) g->sampling[i] = sampling[g->place[i]];
+  return g->sampling;
 }

@@ -72,10 +72,13 @@ typedef struct task {
       const mm_page_move *move; /* [count] */
       uint32_t count;
     } move;
-    uint32_t places;    /* POOL */
-    bool wait;          /* MOVED: until all moves have ended */
-    int32_t *collected; /* COLLECT: ids */
-    uint64_t *load;     /* LOAD: [layers, experts] */
+    uint32_t places; /* POOL */
+    bool wait;       /* MOVED: until all moves have ended */
+    struct {
+      int32_t *id;
+      const uint32_t *first; /* [groups]: where those of each begin; NULL: there is one */
+    } collected;             /* COLLECT */
+    uint64_t *load;          /* LOAD: [layers, experts] */
   };
 } task;
 
@@ -154,6 +157,14 @@ typedef struct unsampled_rows {
   size_t cap;
 } unsampled_rows;
 
+/* Outputs of a queued batch, where attention has groups. */
+typedef struct queued_rows {
+  uint32_t *first, count; /* [groups + 1] as engine_groups.out was, of so many */
+  uint32_t *place;        /* [count] as engine_groups.place */
+  int32_t *id;            /* [count] the collected ids, in the order of groups */
+  size_t place_cap, id_cap;
+} queued_rows;
+
 /* Groups of attention of a stage (engine_groups.c): slot s belongs to group s mod count, as number s div count of its slots. */
 typedef struct engine_groups {
   uint32_t count;     /* 1: all ranks run all rows, and the rest is not used */
@@ -165,7 +176,10 @@ typedef struct engine_groups {
   mm_page_copy *copy; /* [slots] by group */
   char *bytes;        /* of arrays of these batches, and */
   size_t bytes_cap;
-  uint32_t *place; /* [out_count] which output of the caller's each one is */
+  uint32_t *place;       /* [out_count] which output of the caller's each one is */
+  mm_sampling *sampling; /* [out_count] of mm_engine_sample, in the order of groups */
+  size_t sampling_cap;
+  queued_rows queued[MM_QUEUE]; /* of queued batch i at i % MM_QUEUE */
 } engine_groups;
 
 /* Several processes (engine_processes.c): the first one's engine is asked, those of the others follow. */
@@ -275,6 +289,14 @@ MM_MUST_USE bool mm_engine_open_groups(mm_engine *e, mm_err *err);
 void mm_engine_close_groups(mm_engine *e);
 /* Sorts the rows of a batch whose pages are reserved by groups, into memory of the engine's. */
 MM_MUST_USE bool mm_engine_group_rows(mm_engine *e, const mm_batch *b, mm_err *err);
+/* Room for what must be known of a batch of so many outputs, queued at `at`, when it is collected; then, once its rows are sorted and it is
+ * queued, that itself. */
+MM_MUST_USE bool mm_engine_reserve_queued(mm_engine *e, uint32_t at, uint32_t outs, mm_err *err);
+void mm_engine_note_queued(mm_engine *e, uint32_t at, uint32_t outs);
+/* Ids that each group's first rank has collected, to their places. */
+void mm_engine_place_ids(const mm_engine *e, uint32_t at, int32_t *id);
+/* sampling[count] of the last batch's outputs in the order of groups, in memory of the engine's; NULL: MM_LIMIT. */
+const mm_sampling *mm_engine_sort_sampling(mm_engine *e, const mm_sampling *sampling, uint32_t count, mm_err *err);
 /* The group of a rank, by its number in all. */
 static inline uint32_t mm_engine_rank_group(const mm_engine *e, uint32_t index) {
   return index % e->shards->pack.tp / mm_pack_attn_tp(&e->shards->pack);

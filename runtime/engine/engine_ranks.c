@@ -135,6 +135,35 @@ static bool state_task(rank *r, mm_err *err) {
   return f->ops->cache.load(f->backend, own, (const char *)t->state.given + r->state_at, err);
 }
 
+/* The ids of a slot of the rank's group. */
+static bool load_ids(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const task *t = &e->task;
+  return t->ids.slot % e->groups.count != mm_engine_rank_group(e, r->index) ||
+         e->config.ops->sampler.load_ids(r->forward.backend, mm_engine_own_slot(e, t->ids.slot), t->ids.id, t->ids.count, err);
+}
+
+/* The first rank of each group has the ids of its rows. */
+static bool collect_rank(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const task *t = &e->task;
+  int32_t *id = mm_attn_rank(&r->weights) == 0 ? t->collected.id : NULL;
+  if (id && t->collected.first) id += t->collected.first[mm_engine_rank_group(e, r->index)];
+  return e->config.ops->sampler.collect(r->forward.backend, id, err);
+}
+
+/* The outputs of the rank's group. */
+static bool sample_rank(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const mm_sampling *sampling = e->task.sample.sampling;
+  uint32_t count = e->task.sample.count;
+  if (e->groups.count > 1) {
+    const uint32_t *out = e->groups.out + mm_engine_rank_group(e, r->index);
+    if (count) sampling += out[0], count = out[1] - out[0];
+  }
+  return e->config.ops->sampler.sample_deferred(r->forward.backend, sampling, count, err);
+}
+
 static bool run_task(rank *r, mm_err *err) {
   const mm_forward *f = &r->forward;
   const task *t = &r->engine->task;
@@ -142,7 +171,7 @@ static bool run_task(rank *r, mm_err *err) {
     case MEASURE: return measure_rank(r, err);
     case OPEN: return open_rank(r, err);
     case STEP: return step_rank(r, err);
-    case COLLECT: return f->ops->sampler.collect(f->backend, r->weights.rank == 0 ? t->collected : NULL, err);
+    case COLLECT: return collect_rank(r, err);
     case HIDDEN:
       return !reports(r, f->tap_layer[t->hidden.tap]) ||
              f->ops->read(f->backend, f->tap[t->hidden.tap], t->hidden.rows, t->hidden.out, err);
@@ -150,12 +179,12 @@ static bool run_task(rank *r, mm_err *err) {
     case STATE_COPY:
     case STATE_SAVE:
     case STATE_LOAD: return state_task(r, err);
-    case IDS_LOAD: return f->ops->sampler.load_ids(f->backend, t->ids.slot, t->ids.id, t->ids.count, err);
+    case IDS_LOAD: return load_ids(r, err);
     case SCORE: return f->ops->sampler.score(f->backend, t->score.target, r->weights.rank == 0 ? t->score.score : NULL, err);
     case CALIBRATE: return f->ops->calibrate(f->backend, err);
     case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
-    case SAMPLE_DEFERRED: return f->ops->sampler.sample_deferred(f->backend, t->sample.sampling, t->sample.count, err);
+    case SAMPLE_DEFERRED: return sample_rank(r, err);
     case POOL: return (r->pool = f->ops->cache.pool(f->backend, t->places, err));
     case MOVE: return f->ops->cache.move(f->backend, t->move.number, t->move.move, t->move.count, err);
     case MOVED: return f->ops->cache.moved(f->backend, t->wait, &r->moving, err);
@@ -391,7 +420,7 @@ static void place_states(mm_engine *e) {
 static bool open_sampling(mm_engine *e, mm_err *err) {
   uint32_t vocab = e->model->vocab;
   const mm_pack *pack = &e->shards->pack;
-  e->device_samples = e->config.ops->sampler.sample && pack->pp == 1 && !e->processes.group && e->groups.count == 1;
+  e->device_samples = e->config.ops->sampler.sample && pack->pp == 1 && !e->processes.group;
   if (!(e->never = mm_calloc(vocab, sizeof *e->never, err))) return false;
   if (e->config.never) memcpy(e->never, e->config.never, vocab * sizeof *e->never);
   for (size_t i = 0; i < pack->dead_rows; i++) e->never[pack->dead_row[i]] = true;

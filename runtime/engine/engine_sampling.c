@@ -81,14 +81,20 @@ static bool check_sampling(const mm_engine *e, const mm_sampling *sampling, uint
   return true;
 }
 
+static uint32_t next_queued(const mm_engine *e) { return (uint32_t)(e->queue.queued % MM_QUEUE); }
+
 static void note_queued(mm_engine *e, uint32_t outs) {
-  const uint32_t at = (uint32_t)(e->queue.queued++ % MM_QUEUE);
+  const uint32_t at = next_queued(e);
+  mm_engine_note_queued(e, at, outs);
+  e->queue.queued++;
   e->queue.outstanding[at] = outs, e->queue.pass_of[at] = e->queue.passes;
 }
 
 /* The device samples from the logits of the pass before; slots whose last rows are among them can go on with MM_ID_SAMPLED. */
 static bool sample_on_device(mm_engine *e, const mm_sampling *sampling, mm_err *err) {
-  if (!mm_engine_run_task(e, &(task){.kind = SAMPLE_DEFERRED, .sample = {sampling, e->unsampled.count}}, err)) {
+  sampling = mm_engine_sort_sampling(e, sampling, e->unsampled.count, err);
+  if (!sampling || !mm_engine_reserve_queued(e, next_queued(e), e->unsampled.count, err) ||
+      !mm_engine_run_task(e, &(task){.kind = SAMPLE_DEFERRED, .sample = {sampling, e->unsampled.count}}, err)) {
     e->unsampled.count = 0; /* the device has dropped them */
     return false;
   }
@@ -131,7 +137,7 @@ bool mm_engine_queue(mm_engine *e, const mm_batch *given, mm_err *err) {
     return false;
   }
   e->unsampled.count = 0;
-  if (!mm_engine_prepare(e, &batch, err)) return false;
+  if (!mm_engine_reserve_queued(e, next_queued(e), batch.out_count, err) || !mm_engine_prepare(e, &batch, err)) return false;
   const bool done = mm_engine_run_step(e, &batch, NULL, false, err);
   mm_engine_update_slots(e, &batch, done);
   if (done) note_queued(e, batch.out_count);
@@ -160,7 +166,7 @@ bool mm_engine_score(mm_engine *e, const mm_batch *batch, const int32_t *target,
   for (uint32_t i = 0; i < batch->out_count; i++)
     if (target[i] < 0 || (uint32_t)target[i] >= e->model->vocab)
       return mm_engine_refuse(err, "target of output row", i, target[i], "less than", e->model->vocab);
-  if (!e->device_samples || !e->config.ops->sampler.score) return score_here(e, batch, target, score, err);
+  if (!e->device_samples || !e->config.ops->sampler.score || e->groups.count > 1) return score_here(e, batch, target, score, err);
   if (!mm_engine_forward(e, batch, err)) return false;
   e->unsampled.count = 0;
   if (!MM_GROW(e->score, &e->score_cap, batch->out_count, err)) return false; /* a rank that does not come back may still write there */
@@ -179,7 +185,10 @@ bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err) {
     if (e->queue.outstanding[at]) memcpy(id, e->host.sampled[at].id, e->queue.outstanding[at] * sizeof *id);
     return true;
   }
-  if (mm_engine_run_task(e, &(task){.kind = COLLECT, .collected = id}, err)) {
+  const queued_rows *q = e->groups.count > 1 ? &e->groups.queued[at] : NULL;
+  const task t = {.kind = COLLECT, .collected = {q ? q->id : id, q ? q->first : NULL}};
+  if (mm_engine_run_task(e, &t, err)) {
+    if (q) mm_engine_place_ids(e, at, id);
     e->queue.proven = mm_max(e->queue.proven, e->queue.pass_of[at]);
     return true;
   }

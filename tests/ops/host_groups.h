@@ -51,12 +51,44 @@ static void check_rows(const mm_shards *shards) {
   close_engine(e, "its calls and its memory");
 }
 
+/* Steps whose tokens the device samples, up to two outstanding: of one group or both, with options that some rows have, at once or after
+ * the pass. All ranks launch and meet alike, or a test hangs. */
+static void check_sampled(const mm_shards *shards) {
+  static const mm_bias bias = {1, 1};
+  mm_err err = {0};
+  mm_engine *e = open_engine(shards);
+  if (!e) return;
+  bool ok = mm_engine_warm(e, (const uint32_t[]){1, 2}, 2, &err);
+  mm_logprob logprobs[SLOTS][1];
+  int32_t id[SLOTS] = {0}, got[SLOTS];
+  uint32_t outstanding = 0;
+  for (uint32_t t = 1; ok && t < 64; t++) {
+    mm_span span[SLOTS];
+    uint32_t out[SLOTS], rows = 0;
+    mm_sampling set[SLOTS] = {{0}};
+    for (uint32_t s = 0; s < SLOTS; s++) {
+      if (!(t % 16 >> s & 1)) continue;
+      set[rows].top_p = 1, set[rows].temperature = t / 16 & 1;
+      if (t / 16 == 2 && s == 1) set[rows].bias = &bias, set[rows].bias_count = 1;
+      if (t / 16 == 3 && s == 0) set[rows].logprobs = logprobs[s];
+      span[rows] = (mm_span){(int32_t)s, rows, 1, 0}, out[rows] = rows, rows++;
+    }
+    const mm_batch b = {rows, id, rows, span, rows, out, set, NULL};
+    ok = rows == 0 || (t % 3 ? mm_engine_queue(e, &b, &err) : mm_engine_forward(e, &b, &err) && mm_engine_sample(e, set, &err));
+    outstanding += rows > 0;
+    for (; ok && outstanding > t % 2; outstanding--) ok = mm_engine_collect(e, got, &err);
+  }
+  for (; ok && outstanding; outstanding--) ok = mm_engine_collect(e, got, &err);
+  report("groups: tokens sampled on the device", ok && mm_engine_queues(e), err.text);
+  close_engine(e, "its calls and its memory");
+}
+
 static int check_groups(const char *dir) {
   mm_err err = {0};
   mm_shards two = {0};
   if (!mm_shards_open(&two, dir, &err)) return fprintf(stderr, "host: %s\n", err.text), 1;
   logits = calloc((size_t)ROWS * two.pack.model.vocab, sizeof *logits);
-  check_rows(&two);
+  check_rows(&two), check_sampled(&two);
   check_steps(&two, "steps of two groups");
   check_memory(&two, false, false, "memory of two groups"), check_memory(&two, true, false, "memory of two groups");
   fake.no_peers = true, check_steps(&two, "steps of two groups through host memory"), fake.no_peers = false;

@@ -64,7 +64,7 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
                                    .memory = {.fits = true}};
   const mm_demand d = {.gpu = true,
                        .step_tokens = ROWS,
-                       .slots = SLOTS,
+                       .slots = (uint32_t)mm_ceil_div(SLOTS, mm_pack_groups(&shards->pack)),
                        .positions = POSITIONS,
                        .act_quant = !collects,
                        .calibration = collects,
@@ -80,7 +80,7 @@ static void check_memory(const mm_shards *shards, bool kv_fp8, bool collects, co
   for (int i = 0; i < 4; i++) counted += kind[i];
   fake.ranks = shards->pack.tp, fake.graphs = 0, fake.wrong[0] = 0;
   mm_engine *e = mm_engine_open(shards, &config, &err);
-  bool ok = e && mm_engine_cache_of(e).tokens == mm_most_pages(&d) * MM_PAGE;
+  bool ok = e && mm_engine_cache_of(e).tokens == mm_most_pages(&d) * MM_PAGE * mm_pack_groups(&shards->pack);
   const uint64_t opened = fake_used();
   ok = ok && step(e, 4, false, &err) && step(e, ROWS, true, &err) && (collects || shards->pack.pp > 1 || choose_step(e, &err));
   const uint64_t used = fake_used();

@@ -98,8 +98,8 @@ static void merge(rows *all, uint32_t first) {
 static bool add_products(rows *all, const mm_bench_args *a, const char *model, const mm_cu_device *d, const char *quant,
                          const char *experts, const char *head, mm_err *err) {
   const mm_bench_shape shape = {
-      model,           8, 200064, quant ? quant : "bf16", experts ? experts : "bf16", head ? head : "bf16", 0, (uint32_t)a->tp,
-      (uint32_t)a->ep, 0, 0};
+      model, 8, 200064, quant ? quant : "bf16", experts ? experts : "bf16", head ? head : "bf16", 0, (uint32_t)a->tp, (uint32_t)a->ep,
+      0,     0, 0};
   const bool rounds = strcmp(a->act_quant, "on") == 0;
   const mm_model m = mm_bench_model(&shape);
   const uint32_t first = all->count;

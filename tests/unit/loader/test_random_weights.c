@@ -13,7 +13,7 @@
 enum { PACKED_COUNT = 18 };
 
 static mm_random_model random_model(const char *linear, const char *experts, uint32_t tp, uint32_t ep, uint32_t pp) {
-  return (mm_random_model){mm_scheme_find(linear), mm_scheme_find(experts), mm_scheme_find("bf16"), tp, ep, pp, 0.5f};
+  return (mm_random_model){mm_scheme_find(linear), mm_scheme_find(experts), mm_scheme_find("bf16"), tp, ep, pp, 0.5f, 0};
 }
 
 static mm_rank_weights made(const mm_random_model *r, const mm_model *m, uint32_t rank) {
@@ -110,7 +110,7 @@ TEST(same_model_however_cut) {
     const mm_random_model one = random_model(mm_scheme_at(s)->name, mm_scheme_at((s + 5) % 14)->name, 1, 1, 1);
     mm_rank_weights whole = made(&one, &m, 0);
     const uint32_t *const c = cuts[s % 4];
-    const mm_random_model r = {one.linear, one.experts, one.head, c[0], c[1], c[2], one.skew};
+    const mm_random_model r = {one.linear, one.experts, one.head, c[0], c[1], c[2], one.skew, 0};
     for (uint32_t rank = 0; rank < r.tp * r.pp; rank++) {
       mm_rank_weights w = made(&r, &m, rank);
       for (uint32_t l = w.layer_first; l < w.layer_end; l++) same_layer(&m, &whole.layer[l], &w.layer[l], &r, rank % r.tp);

@@ -158,7 +158,7 @@ static void test_released_shapes(void **state) {
       static const char *const models[] = {"m1", "m2", "m3"};
       const bool act = at % 2;
       const char *scheme = mm_scheme_at(i)->name, *model = models[at / 2 % 3];
-      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 6, 1, 0, 0};
+      const mm_bench_shape s = {model, 8, 200064, scheme, scheme, scheme, 0, 1u << at / 6, 1, 0, 0, 0};
       const mm_model m = mm_bench_model(&s);
       mm_rank_weights w;
       mm_err err = {0};
@@ -314,7 +314,7 @@ static void test_written_down(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {rows[i].model, 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1, 0, 0};
+    const mm_bench_shape s = {rows[i].model, 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1, 0, 0, 0};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
@@ -358,7 +358,7 @@ static void test_cut_inputs(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep, 0, 0};
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, rows[i].tp, rows[i].ep, 0, 0, 0};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
@@ -390,7 +390,7 @@ static void test_padded_inputs(void **state) {
   };
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1, 0, 0};
+    const mm_bench_shape s = {"m2", 1, 200064, rows[i].scheme, rows[i].scheme, "bf16", 0, 1, 1, 0, 0, 0};
     const mm_model m = mm_bench_model(&s);
     mm_rank_weights w;
     mm_err err = {0};
