@@ -5,7 +5,7 @@
 #
 #   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
 #              head in 8 bits; nvfp4a16 comes last, so that parts find the others in the same folders
-#   peers      sums over ranks, bit for bit; index keys of MiniMax-M3 scanned in parts, one for each rank: the blocks of the whole scan; ranks that do not come; inputs rounded under scales of rows that are cut
+#   peers      sums over ranks, and rows between groups of them, bit for bit; index keys of MiniMax-M3 scanned in parts, one for each rank: the blocks of the whole scan; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores; of
 #              MiniMax-M3 too
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme
@@ -13,7 +13,7 @@
 #              with --batch-invariant, of which one has proposals: the same replies; a DFlash draft's blocks compared with the CPU's, recorded and not, on two and eight ranks too
 #   four       four ranks on two GPUs or one: a draft's blocks and chains compared with the CPU's; servers that propose by DFlash, EAGLE-3 and lookup: the replies without
 #   steps      recorded steps, warming, refusals
-#   ranks      checkpoints cut for two to eight ranks, --ep and --pp among them, compared with one rank and the CPU; a rank that fails; MM_STEPS (10,000)
+#   ranks      checkpoints cut for two to eight ranks, --ep, --pp and --attn-tp among them, compared with one rank and the CPU; a rank that fails; MM_STEPS (10,000)
 #              steps after which the ranks of a stage hold the same rows
 #   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
 #              to the bit
@@ -580,7 +580,7 @@ run_part() {
   case $1 in
     prepare) prepare ;;
     start) start_part ;;
-    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across scan ;;
+    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across groups scan ;;
     forks) forks_part ;;
     invariant) invariant_part ;;
     verify) verify_part ;;

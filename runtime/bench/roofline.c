@@ -27,7 +27,7 @@ double mm_bench_index_bytes(const mm_bench *b, uint32_t l, uint32_t rows, double
   const mm_model *m = &b->model;
   /* Where all blocks are read, none has to be scored. */
   if (m->attn[l] != MM_ATTN_SPARSE || context < (double)m->index_top_k * m->index_block) return 0;
-  if (b->index_split && context >= b->index_split) context /= b->ranks;
+  if (b->index_split && context >= b->index_split) context /= b->attn_tp;
   return rows * context * (b->index_fp8 ? m->index_dim + 4 : m->index_dim * number_bytes(b));
 }
 

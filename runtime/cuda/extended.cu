@@ -67,7 +67,7 @@ bool mm_cu_open_extended(mm_backend *b, mm_err *err) {
 cudaError_t mm_cu_do_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm) {
   mm_cu_select a = b->attention.select;
   a.q = rows_of(q), a.keys = b->cache[layer].kv.index, a.key_scale = b->cache[layer].kv.index_scale;
-  if (b->peers && b->c.options.index_split) a.split = {b->peers, b->c.model->index_heads, b->c.options.index_split};
+  if (b->group && b->c.options.index_split) a.split = {b->group, b->c.model->index_heads, b->c.options.index_split};
   const mm_cu_head_work heads = {rows_of(q),
                                  rows_of(k),
                                  nullptr,

@@ -349,6 +349,7 @@ static const subject kSubjects[] = {
     {"load", test_load, bench_load},
     {"peers", test_peers, bench_peers},
     {"across", test_across, bench_across},
+    {"groups", test_groups, bench_groups},
     {"linear", test_linear, bench_linear},
     {"codes", test_codes, NULL},
     {"experts", test_experts, bench_experts},

@@ -159,6 +159,7 @@ void fill_random_float(float *p, size_t n, float low, float high, uint32_t seed)
 void test_load();
 void test_peers();
 void test_across();
+void test_groups();
 void test_linear();
 void test_codes();
 void test_experts();
@@ -188,6 +189,7 @@ void bench_copy(); /* before the others: their ceiling */
 void bench_load();
 void bench_peers();
 void bench_across();
+void bench_groups();
 void bench_linear();
 void bench_experts();
 void bench_widened();

@@ -73,8 +73,5 @@ double time_in_graph(const member *m, int count, const std::function<void()> &on
 /* Steps of many rows (test_many.cu): parts of test_peers and bench_peers. */
 void test_many();
 void bench_many();
-/* Rows between groups of ranks (test_groups.cu), likewise. */
-void test_groups();
-void bench_groups(uint32_t ranks, uint32_t groups);
 
 #endif

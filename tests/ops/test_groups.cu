@@ -1,6 +1,6 @@
 /* Rows that go between groups of ranks (ranks_groups.cu), against the host's, number by number: groups of every size, with as many rows
  * each and with as many as chance gives, idle ones of one row; as words, by slabs and in several launches; in turns with sums, and
- * replayed. And how long both take. Parts of test_peers and bench_peers. */
+ * replayed. And how long both take. */
 #include <string.h>
 
 #include <algorithm>
@@ -122,7 +122,7 @@ void test_groups() {
 }
 
 /* Rows of all groups; of each direction the median. */
-void bench_groups(uint32_t ranks, uint32_t groups) {
+static void bench_cut(uint32_t ranks, uint32_t groups) {
   on_ranks(ranks, 20, [&](member *m) {
     CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
     CUDA_OK(cudaMemsetAsync(m->source, 0, kMost, m->s));
@@ -139,3 +139,5 @@ void bench_groups(uint32_t ranks, uint32_t groups) {
     }
   });
 }
+
+void bench_groups() { bench_cut(2, 2), bench_cut(4, 2); }

@@ -359,7 +359,6 @@ void test_peers() {
   }
   check_routes();
   test_many();
-  test_groups();
   check_sums(3);
 }
 
@@ -409,6 +408,5 @@ void bench_across() {
 void bench_peers() {
   bench_ranks(2);
   bench_many();
-  bench_groups(2, 2);
   bench_ranks(4);
 }
