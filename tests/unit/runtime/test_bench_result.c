@@ -84,7 +84,7 @@ TEST(test_lines) {
 
 TEST(test_ranks) {
   char line[1024];
-  r.ranks = 2;
+  r.ranks = r.attn_tp = 2;
   printed(3, false, line, sizeof line);
   assert_int_equal(strncmp(line, "m2, tp 2, x 8 block_fp8/w4a16/nvfp4, prefill", 44), 0);
   printed(2, true, line, sizeof line);
@@ -94,7 +94,26 @@ TEST(test_ranks) {
   assert_int_equal(strncmp(line, "m2, tp 2, ep 2, x 8 block_fp8/w4a16/nvfp4, prefill", 50), 0);
   printed(2, true, line, sizeof line);
   assert_non_null(strstr(line, "\"tp\":2,\"ep\":2,"));
-  r.ranks = r.ep = 1;
+  assert_null(strstr(line, "attn_tp"));
+  assert_null(strstr(line, "wire"));
+  r.ranks = r.ep = r.attn_tp = 1;
+}
+
+/* Of groups of attention the ranks of one, and what a rank sends. */
+TEST(test_groups) {
+  char line[1024];
+  mm_err err = {0};
+  r.ranks = 4, r.attn_tp = 2, r.wire = 3e6, r.gather[0] = 1e6, r.gather[1] = 515625, r.gather[2] = 281250;
+  printed(2, false, line, sizeof line);
+  assert_int_equal(strncmp(line, "m2, tp 4, attn-tp 2, x 8 ", 25), 0);
+  assert_non_null(strstr(line, "1.25 x floor, 3.00 MB of rows sent, of them 1.00 gathered (0.52 as FP8, 0.28 as NVFP4)\n"));
+  const size_t n = printed(2, true, line, sizeof line);
+  mm_json *o = mm_json_parse(line, n, "line", &err);
+  assert_non_null(o);
+  assert_true(figure(o, "tp") == 4 && figure(o, "attn_tp") == 2 && figure(o, "wire_bytes") == 3e6 && figure(o, "gather_bytes") == 1e6);
+  assert_true(figure(o, "gather_fp8_bytes") == 515625 && figure(o, "gather_nvfp4_bytes") == 281250);
+  mm_json_free(o);
+  r.ranks = r.attn_tp = 1, r.wire = r.gather[0] = 0;
 }
 
 TEST(test_median) {
