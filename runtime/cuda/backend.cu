@@ -162,9 +162,11 @@ bool running(const mm_backend *b) { return b->capture.mode == EAGER && b->err.st
 /* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
   const deferred_residual &d = b->step.deferred;
+  if (running(b) && b->groups.from.data) mm_cu_finish_scatter(b);
   if (!running(b) || d.state == RESIDUAL_NONE) return;
-  const cudaError_t e = d.state == RESIDUAL_SUMMED
-                            ? mm_cu_combine_rows(d.op, b->step.rows, d.width, b->stream)
+  const cudaError_t e = d.state == RESIDUAL_SUMMED ? mm_cu_combine_rows(d.op, b->step.rows, d.width, b->stream)
+                        : d.state == RESIDUAL_GROUPS
+                            ? mm_cu_combine_scatter(b->peers, b->groups.rows, d.op, b->stream)
                             : mm_cu_combine_ranks(b->group, d.op, b->step.rows, d.width, d.state == RESIDUAL_SENT, b->stream);
   check(b, e, "combine");
   b->step.deferred = {};
@@ -441,7 +443,7 @@ void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router
   b->experts.route.load = b->experts.load + (size_t)layer * b->experts.route.experts;
   b->experts.route.index = b->c.weights->layer[layer].expert_index ? b->experts.index + (size_t)layer * b->experts.route.experts : nullptr;
   const deferred_residual &d = b->step.deferred;
-  const bool alone = d.state > RESIDUAL_SUMMED && b->step.rows == 1 && mm_cu_peers_distinct(b->group);
+  const bool alone = d.state > RESIDUAL_GROUPS && b->step.rows == 1 && mm_cu_peers_distinct(b->group);
   if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {
     check(b,
           alone ? mm_cu_combine_route_ranks(b->group, d.op, m, b->experts.route, b->stream)

@@ -90,9 +90,10 @@ struct step_graph {
 enum step_mode { EAGER, CAPTURE, REPLAY };
 
 /* A residual and norm that the next op does along, or has done first. */
-enum residual_state { RESIDUAL_NONE, RESIDUAL_SUMMED, RESIDUAL_PARTIAL, RESIDUAL_SENT };
+enum residual_state { RESIDUAL_NONE, RESIDUAL_SUMMED, RESIDUAL_GROUPS, RESIDUAL_PARTIAL, RESIDUAL_SENT };
 struct deferred_residual {
-  residual_state state = RESIDUAL_NONE; /* PARTIAL: the branch is still this rank's alone; SENT: and the other rank has it */
+  /* PARTIAL: the branch is still this rank's alone; SENT: and the other rank has it; GROUPS: it is the rows of all groups (scatter) */
+  residual_state state = RESIDUAL_NONE;
   mm_cu_combine op = {};
   uint32_t width = 0;
 };
@@ -228,6 +229,7 @@ struct group_step {
   bool decode = false;               /* all rows are single tokens or verify rows */
   bool fixed = false;                /* every group has as many rows, of a size that is recorded */
   bool inside = false;               /* ops run the rows of all groups: those between gather and scatter */
+  mm_act to = {}, from = {};         /* of the scatter before this op, which a combine may do along; or {} */
 };
 
 struct mm_backend {
@@ -483,6 +485,15 @@ void mm_cu_plan_groups(mm_backend *b);
 void mm_cu_fill_groups(const mm_backend *b, const batch_arrays *h);
 /* Ops run the rank's own group's rows again, wherever they were. */
 void mm_cu_leave_groups(mm_backend *b);
+/* True if the residual and norm of the group's rows may go in one kernel with their scatter, or with a gather where groups are of one rank;
+ * as mm_cu_combine_rows with what mm_cu_peers_scatter_rows gives a.branch, which is the rows of all groups here, or before
+ * mm_cu_peers_gather_rows of a.n (ranks_groups.cu). */
+bool mm_cu_combines_groups(const mm_cu_peers *p, const mm_cu_group_rows &g);
+cudaError_t mm_cu_combine_scatter(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, cudaStream_t s);
+cudaError_t mm_cu_combine_gather(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, __nv_bfloat16 *all,
+                                 cudaStream_t s);
+/* Launches a scatter that no combine does along. */
+void mm_cu_finish_scatter(mm_backend *b);
 /* mm_rank_ops. */
 void mm_cu_plan(mm_backend *b, const mm_group_rows *rows);
 void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);

@@ -218,8 +218,13 @@ void mm_cu_draft_before(mm_backend *b, mm_act y) {
 
 void mm_cu_draft_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
                          double eps) {
-  if (mm_cu_later(b, mm_cu_draft_combine, h, n, residual, branch, scale, w, eps) || !mm_cu_begin_op(b)) return;
-  b->step.deferred = {RESIDUAL_SUMMED, mm_cu_combine_of(b, h, n, residual, branch, scale, w, eps), h.width};
+  if (mm_cu_later(b, mm_cu_draft_combine, h, n, residual, branch, scale, w, eps)) return;
+  const mm_act all = b->groups.from; /* a scatter's, which comes along */
+  const bool along = all.data && b->groups.to.data == branch.data && mm_cu_combines_groups(b->peers, b->groups.rows);
+  if (along) b->groups.to = b->groups.from = {};
+  if (!mm_cu_begin_op(b)) return;
+  b->step.deferred = {along ? RESIDUAL_GROUPS : RESIDUAL_SUMMED, mm_cu_combine_of(b, h, n, residual, along ? all : branch, scale, w, eps),
+                      h.width};
   if (b->c.options.eager) (void)mm_cu_begin_op(b);
 }
 

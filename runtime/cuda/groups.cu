@@ -79,18 +79,26 @@ void mm_cu_fill_groups(const mm_backend *b, const batch_arrays *h) {
 
 void mm_cu_leave_groups(mm_backend *b) {
   group_step &g = b->groups;
+  g.to = g.from = {};
   if (!g.inside) return;
   g.inside = false;
   b->step.rows = g.rows.first[g.own + 1] - g.rows.first[g.own];
   b->inputs.decode = b->step.decode;
 }
 
+static bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
+
 void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows) {
-  if (mm_cu_later(b, mm_cu_gather, to, from, rows) || !mm_cu_begin_op(b)) return;
+  if (mm_cu_later(b, mm_cu_gather, to, from, rows)) return;
   group_step &g = b->groups;
+  const deferred_residual d = b->step.deferred;
+  const bool along = d.state == RESIDUAL_SUMMED && d.op.n == from.data && !b->group && mm_cu_combines_groups(b->peers, g.rows);
+  if (along) b->step.deferred = {};
+  if (!mm_cu_begin_op(b)) return;
   b->inputs.wrote(to.data);
-  mm_cu_note(b, mm_cu_peers_gather_rows(b->peers, g.rows, static_cast<bf16 *>(to.data), static_cast<const bf16 *>(from.data), b->stream),
-             "gather rows");
+  const cudaError_t e = along ? mm_cu_combine_gather(b->peers, g.rows, d.op, rows_of(to), b->stream)
+                              : mm_cu_peers_gather_rows(b->peers, g.rows, rows_of(to), rows_of(from), b->stream);
+  mm_cu_note(b, e, "gather rows");
   g.inside = true;
   b->step.rows = g.rows.first[g.count];
   b->inputs.decode = g.decode;
@@ -100,7 +108,11 @@ void mm_cu_scatter(mm_backend *b, mm_act to, mm_act from) {
   if (mm_cu_later(b, mm_cu_scatter, to, from) || !mm_cu_begin_op(b)) return;
   mm_cu_leave_groups(b);
   b->inputs.wrote(to.data);
-  mm_cu_note(
-      b, mm_cu_peers_scatter_rows(b->peers, b->groups.rows, static_cast<bf16 *>(to.data), static_cast<const bf16 *>(from.data), b->stream),
-      "scatter rows");
+  b->groups.to = to, b->groups.from = from;
+}
+
+void mm_cu_finish_scatter(mm_backend *b) {
+  const mm_act to = b->groups.to, from = b->groups.from;
+  b->groups.to = b->groups.from = {};
+  mm_cu_note(b, mm_cu_peers_scatter_rows(b->peers, b->groups.rows, rows_of(to), rows_of(from), b->stream), "scatter rows");
 }

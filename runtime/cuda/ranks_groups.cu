@@ -7,9 +7,14 @@
  * words that carry their epoch; a rank sends one such word to each rank of its own group too, since places alternate with the epoch
  * (peers.cu) and every rank must have received something of every other. Many go to the places of sums, and a barrier follows. Of a
  * scatter a rank sends to each rank of a group all rows of that group: one exchange, and twice as many bytes as a reduce-scatter and a
- * gather only where groups have four ranks. */
+ * gather only where groups have four ranks.
+ *
+ * Few rows go with the residual and norm next to them, in one kernel each: a block has whole rows, which are exchanged as branches are
+ * (peers.cuh), in turns of the stage's. Bits are those of separate kernels. */
+#include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/row.cuh"
 
 namespace {
 
@@ -158,6 +163,101 @@ __global__ void __launch_bounds__(kThreads)
   peer_end(c, epoch);
 }
 
+constexpr uint32_t kWaitingBlocks = 48; /* as ranks.cu has them: all wait at once, and leave room for others */
+
+/* What the threads of a block have of a row: eight columns each. */
+struct row_pieces {
+  uint32_t column, width;
+  bool inside;
+  __device__ explicit row_pieces(uint32_t w) : column(threadIdx.x * 8), width(w), inside(threadIdx.x * 8 < w) {}
+  __device__ size_t at(uint32_t row) const { return (size_t)row * width + column; }
+  __device__ uint32_t word(uint32_t row) const { return (row * width + column) / 8; }
+};
+
+__device__ __forceinline__ uint4 piece_of(const bf16 *from) { return *reinterpret_cast<const uint4 *>(from); }
+
+/* The norm of v, a row's residual as the block's threads have it: a.n, and its codes. part: [blockDim.x / 32], rows take turns. */
+__device__ __forceinline__ uint4 norm_piece(const mm_cu_combine &a, const row_pieces &p, uint32_t row, float v[8], const float w[8],
+                                            float *part) {
+  const float sum = warp_sum(square8(v));
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const float scale = norm_scale(part, (p.width + 255) / 256, p.width, a.eps);
+  if (!p.inside) return make_uint4(0, 0, 0, 0);
+  scale8(v, scale, w);
+  const uint4 q = narrow8(v);
+  *reinterpret_cast<uint4 *>(a.n + p.at(row)) = q;
+  if (a.codes.code) encode8(a.codes, row, p.column, q);
+  return q;
+}
+
+/* The residual and norm of the group's rows, whose branch is the sum over all ranks of the rows of all groups at a.branch. */
+__global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
+    reduce_rows_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, const __grid_constant__ row_job j) {
+  __shared__ float part[2][MM_CU_MAX_HIDDEN / 256];
+  const row_pieces p(j.g.width);
+  const uint32_t group = c.rank / j.each, own = j.rows(group);
+  float w[8] = {};
+  if (c.distinct_devices) grid_launch_next_early();
+  if (p.inside) load8(w, a.w + p.column);
+  grid_wait();
+  const peer_turn turn = turn_of(c);
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    const uint32_t to = (c.rank + k) % c.ranks, of = to / j.each;
+    for (uint32_t row = blockIdx.x; p.inside && row < j.rows(of); row += gridDim.x) {
+      const uint4 v = piece_of(a.branch + p.at(j.g.first[of] + row));
+      put_word(c.branch(to, turn.turn, c.rank) + p.word(row), make_uint4(not_empty(v.x), not_empty(v.y), not_empty(v.z), not_empty(v.w)));
+    }
+  }
+  empty_branches(c, turn);
+  for (uint32_t row = blockIdx.x, i = 0; row < own; row += gridDim.x, i++) {
+    float v[8] = {};
+    if (p.inside) {
+      const uint4 mine = piece_of(a.branch + p.at(j.g.first[group] + row)), residual = piece_of(a.residual + p.at(row));
+      mix8(v, a, residual, sum_branches(c, turn, mine, p.word(row)));
+      store8(a.h + p.at(row), v);
+    }
+    norm_piece(a, p, row, v, w, part[i % 2]);
+  }
+  branch_end(c, turn, own * p.width / 8);
+}
+
+/* Of groups of one rank: the residual and norm of the group's rows, and a.n of every group to all. */
+__global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
+    share_rows_combine(const __grid_constant__ peer_view c, const __grid_constant__ mm_cu_combine a, const __grid_constant__ row_job j,
+                       bf16 *all) {
+  __shared__ float part[2][MM_CU_MAX_HIDDEN / 256];
+  const row_pieces p(j.g.width);
+  float w[8] = {};
+  if (c.distinct_devices) grid_launch_next_early();
+  if (p.inside) load8(w, a.w + p.column);
+  grid_wait();
+  const peer_turn turn = turn_of(c);
+  for (uint32_t row = blockIdx.x, i = 0; row < j.rows(c.rank); row += gridDim.x, i++) {
+    float v[8] = {};
+    if (p.inside) {
+      mix8(v, a, piece_of(a.residual + p.at(row)), piece_of(a.branch + p.at(row)));
+      store8(a.h + p.at(row), v);
+    }
+    const uint4 q = norm_piece(a, p, row, v, w, part[i % 2]);
+    if (!p.inside) continue;
+    send_branch(c, turn, q, p.word(row));
+    *reinterpret_cast<uint4 *>(all + p.at(j.g.first[c.rank] + row)) = q;
+  }
+  empty_branches(c, turn);
+  peer_timeout timeout(c);
+  for (uint32_t k = 1; k < c.ranks; k++) {
+    const uint32_t r = (c.rank + k) % c.ranks;
+    for (uint32_t row = blockIdx.x; p.inside && row < j.rows(r); row += gridDim.x) {
+      const uint4 *const from = c.branch(c.rank, turn.turn, r) + p.word(row);
+      uint4 v = get_word(from);
+      while (!has_arrived(v) && !timeout.over(r)) v = get_word(from);
+      *reinterpret_cast<uint4 *>(all + p.at(j.g.first[r] + row)) = v;
+    }
+  }
+  branch_end(c, turn, j.most * p.width / 8);
+}
+
 /* Rows of the group with the most. */
 uint32_t most_rows(const mm_cu_group_rows &g) {
   uint32_t most = 0;
@@ -186,10 +286,36 @@ cudaError_t in_turns(K kernel, const peer_view &c, row_job j, T *to, const F *fr
 
 }  // namespace
 
+bool mm_cu_combines_groups(const mm_cu_peers *p, const mm_cu_group_rows &g) {
+  return mm_cu_peers_small(p, most_rows(g), (uint64_t)most_rows(g) * g.width / 4);
+}
+
+/* A launch of whole rows by blocks that wait. */
+template <class K, class... More>
+static cudaError_t combine_groups(K kernel, const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, cudaStream_t s,
+                                  More... more) {
+  const peer_view &c = mm_cu_peers_view(p);
+  const uint32_t rows = most_rows(g), own = c.rank / (c.ranks / g.groups);
+  if (!takes(c, g) || !mm_cu_combines_groups(p, g) || !codes_fit(a.codes, g.first[own + 1] - g.first[own], g.width))
+    return cudaErrorInvalidValue;
+  return launch(kernel, ceil_div(rows, ceil_div(rows, kWaitingBlocks)), ceil_div(g.width, 256) * 32, 0, s, c, a,
+                row_job{g, c.ranks / g.groups, 0, rows}, more...);
+}
+
+cudaError_t mm_cu_combine_scatter(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, cudaStream_t s) {
+  return combine_groups(reduce_rows_combine, p, g, a, s);
+}
+cudaError_t mm_cu_combine_gather(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, bf16 *all, cudaStream_t s) {
+  if (mm_cu_peers_view(p).ranks != g.groups) return cudaErrorInvalidValue;
+  return combine_groups(share_rows_combine, p, g, a, s, all);
+}
+
 const void *mm_cu_group_kernel(int i) {
   return i == 0   ? reinterpret_cast<const void *>(share_rows_few)
          : i == 1 ? reinterpret_cast<const void *>(share_rows_many)
          : i == 2 ? reinterpret_cast<const void *>(reduce_rows_few)
+         : i == 4 ? reinterpret_cast<const void *>(reduce_rows_combine)
+         : i == 5 ? reinterpret_cast<const void *>(share_rows_combine)
                   : reinterpret_cast<const void *>(reduce_rows_many);
 }
 

@@ -113,12 +113,69 @@ void check_replays(uint32_t ranks, uint32_t groups) {
   report_true("peers: recorded rows between " + std::to_string(groups) + " groups of " + std::to_string(ranks) + " ranks, replayed", ok);
 }
 
+/* Residual and norm with the exchange next to them, in one kernel and in two, from the same rows: the same bits, codes too. */
+void check_combined(uint32_t ranks, uint32_t groups) {
+  const uint64_t seed = g_rng.next();
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    rng g = {seed};
+    constexpr size_t kPart = (size_t)8 << 20;
+    const auto part = [&](int i) { return m->x + i * kPart; };
+    const auto rows_at = [&](int i) { return reinterpret_cast<__nv_bfloat16 *>(part(i)); };
+    for (uint32_t t = 0; t < 40; t++) {
+      const uint32_t width = t % 2 ? 3072 : 128 << g.below(4), most = t == 7 ? 120 : 1 + g.below(30);
+      const auto rows = rows_of(groups, width, [&] { return g.below(4) ? 1 + g.below(most) : 1; });
+      const uint32_t own = m->rank / (ranks / groups), n = rows.first[own + 1] - rows.first[own], all = rows.first[groups];
+      if (!mm_cu_combines_groups(m->peers, rows)) continue;
+      __nv_bfloat16 *const host = reinterpret_cast<__nv_bfloat16 *>(m->host);
+      float *const w = reinterpret_cast<float *>(m->source + kPart);
+      /* The branch: each rank's own rows of all groups, or the group's own; the residual is the group's. */
+      for (size_t i = 0; i < (size_t)all * width; i++) host[i] = __float2bfloat16(number(t, m->rank, i));
+      for (size_t i = 0; i < (size_t)n * width; i++) host[(size_t)all * width + i] = __float2bfloat16(number(t + 50, own, i));
+      CUDA_OK(cudaMemcpyAsync(m->source, host, ((size_t)all + n) * width * 2, cudaMemcpyHostToDevice, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      for (uint32_t i = 0; i < width; i++) reinterpret_cast<float *>(m->host)[i] = 1 + number(t, 9, i);
+      CUDA_OK(cudaMemcpyAsync(w, m->host, width * 4, cudaMemcpyHostToDevice, m->s));
+      CUDA_OK(cudaStreamSynchronize(m->s));
+      __nv_bfloat16 *const branch = reinterpret_cast<__nv_bfloat16 *>(m->source), *const residual = branch + (size_t)all * width;
+      const bool gathers = groups == ranks && t % 4 > 1;
+      CUDA_OK(cudaMemsetAsync(m->x, 0xff, 8 * kPart, m->s));
+      for (int way = 0; way < 2; way++) {
+        mm_cu_combine a = {rows_at(way), rows_at(2 + way), residual, branch, w, 3.5f, 1, 1e-6f, {}};
+        __nv_bfloat16 *const to = rows_at(4 + way);
+        if (way == 0) {
+          if (!gathers) CUDA_OK(mm_cu_peers_scatter_rows(m->peers, rows, rows_at(6), branch, m->s));
+          if (!gathers) a.branch = rows_at(6);
+          CUDA_OK(mm_cu_combine_rows(a, n, width, m->s));
+          if (gathers) CUDA_OK(mm_cu_peers_gather_rows(m->peers, rows, to, a.n, m->s));
+        } else {
+          CUDA_OK(gathers ? mm_cu_combine_gather(m->peers, rows, a, to, m->s) : mm_cu_combine_scatter(m->peers, rows, a, m->s));
+        }
+      }
+      for (int i = 0; i < 6; i += 2) {
+        const size_t bytes = (size_t)(i == 4 ? all : n) * width * 2;
+        if (i == 4 && !gathers) break;
+        CUDA_OK(cudaMemcpyAsync(m->host, part(i), bytes, cudaMemcpyDeviceToHost, m->s));
+        CUDA_OK(cudaMemcpyAsync(m->host + bytes, part(i + 1), bytes, cudaMemcpyDeviceToHost, m->s));
+        CUDA_OK(cudaStreamSynchronize(m->s));
+        m->ok = m->ok && !memcmp(m->host, m->host + bytes, bytes);
+        for (size_t k = 0; k < bytes / 2; k++) m->ok = m->ok && isfinite(to_float(host[k]));
+      }
+    }
+    mm_err err = {};
+    must(mm_cu_peers_check(m->peers, &err), err);
+  });
+  report_true("peers: residual and norm with rows between " + std::to_string(groups) + " groups of " + std::to_string(ranks) +
+                  " ranks in one kernel = in two, bit for bit",
+              ok);
+}
+
 }  // namespace
 
 void test_groups() {
   const struct { uint32_t ranks, groups; } cuts[] = {{2, 2}, {4, 2}, {4, 4}, {8, 2}, {8, 4}};
   for (const auto &c : cuts) check_groups(c.ranks, c.groups);
   check_replays(2, 2), check_replays(4, 2);
+  check_combined(2, 2), check_combined(4, 2), check_combined(4, 4);
 }
 
 /* Rows of all groups; of each direction the median. */

@@ -253,7 +253,7 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
 
 /* The kernels of ranks_prefill.cu that wait, to be loaded with those of peers.cu. */
 const void *mm_cu_large_sum_kernel(int i);
-/* The four of ranks_groups.cu, likewise. */
+/* The six of ranks_groups.cu, likewise. */
 const void *mm_cu_group_kernel(int i);
 
 /* This rank's, for kernels of other files. */
