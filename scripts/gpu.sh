@@ -548,6 +548,13 @@ four_part() {
   )
 }
 
+ranks_part() {
+  [ "$devices" -gt 1 ] && pair=0,1 || pair=0
+  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/serve_groups.py >"$work/groups.txt" 2>&1 && status=ok || status=FAIL
+  row $status "ranks: servers of groups of attention: $(tail -n 1 "$work/groups.txt")"
+  CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks
+}
+
 verify_part() {
   extended_models
   ended=0
@@ -586,7 +593,7 @@ run_part() {
     verify) verify_part ;;
     four) four_part ;;
     steps) MM_GPU_MODELS=$work/models/0 "$gpu" test steps ;;
-    ranks) CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks ;;
+    ranks) ranks_part ;;
     processes) processes_part ;;
     lost) lost_part ;;
     load)
@@ -608,7 +615,7 @@ run_part() {
 # Seconds that a part may take: on an H100 with 16 cores, twice what it is expected to, or more.
 budget_of() {
   case $1 in
-    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; four) echo 300 ;; steps) echo 60 ;; ranks) echo 150 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
+    prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; four) echo 300 ;; steps) echo 60 ;; ranks) echo 200 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
     kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A checkpoint of --attn-tp behind minimax-serve: replies of crowds are those of one rank, requests are spread over the groups of attention, prefixes
-are found in the group that has them; runs that need one group are refused by name before weights are read."""
+are found in the group that has them; runs that need one group are refused by name before weights are read. DEVICE=cuda DEVICES=0,1: the same on
+GPUs, where replies are those of the same crowd before, with --batch-invariant, and not those of another cut."""
 import concurrent.futures
 import os
 import subprocess
@@ -9,6 +10,14 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server  # noqa: E402
+
+DEVICE = ("--device", os.environ["DEVICE"], "--batch-invariant") if "DEVICE" in os.environ else ()
+
+
+def devices(ranks):
+    """The option for so many ranks, which take turns on the GPUs of $DEVICES."""
+    given = os.environ.get("DEVICES", "0").split(",")
+    return ("--devices", ",".join(given[r % len(given)] for r in range(ranks))) if DEVICE else ()
 
 
 def convert(model, name, *options):
@@ -24,7 +33,7 @@ def body(i):
 
 def crowd(packed, *options):
     """The texts of eight requests at a time, twice, and the requests that a group ran at a time, at most."""
-    with Server(packed, "-t", "1", "--act-quant", "off", "--max-model-len", "256", *options) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with Server(packed, "-t", "1", "--act-quant", "off", "--max-model-len", "256", *DEVICE, *options) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
         said, seen = [], [0, 0]
         for _ in range(2):
             waiting = [pool.submit(s.post, "/v1/completions", body(i)) for i in range(8)]
@@ -46,11 +55,11 @@ def refused(says, *words):
     assert done.returncode == 4 and "E_PARALLEL" in done.stderr and says in done.stderr and "--attn-tp" in done.stderr, (words, done.returncode, done.stderr)
 
 
-for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), ("tiny-m2", ["--tp", "4", "--attn-tp", "2", "--pp", "2"])):
+for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), ("tiny-m2", ["--tp", "4", "--attn-tp", "2", *([] if DEVICE else ["--pp", "2"])])):
     one, groups = convert(model, model + "-one"), convert(model, model + "-groups", *shape)
-    alone, none, _ = crowd(one, "--max-num-seqs", "4")
-    spread, seen, log = crowd(groups, "--max-num-seqs", "4", "--kv-cache-tokens", "1024")
-    assert spread == alone and none == [0, 0] and min(seen) > 0 and "2 groups of ranks" in log, (seen, log)
+    alone, none, _ = crowd(one, "--max-num-seqs", "4", *devices(1))
+    spread, seen, log = crowd(groups, "--max-num-seqs", "4", "--kv-cache-tokens", "1024", *devices(int(shape[1])))
+    assert (spread == alone or DEVICE) and none == [0, 0] and min(seen) > 0 and "2 groups of ranks" in log, (seen, log)
     refused("moving pages to host memory", "minimax-serve", groups, "--port", "0", "--kv-offload", "64M", "--check")
     refused("collecting inputs", "minimax-eval", groups, "--text", "tests/data/held-out.txt", "--collect", f"{TMP}/moments")
 print("crowds over groups of attention: replies of one rank, spread by tokens; refusals by name")
