@@ -12,7 +12,8 @@ sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
 
 SEED = os.environ.get("MM_SEED", "1")
-CUTS = ([], ["--tp", "2"], ["--tp", "4"], ["--tp", "8"], ["--pp", "2"], ["--tp", "2", "--pp", "2"], ["--tp", "2", "--ep", "2"], ["--tp", "4", "--ep", "2"])
+CUTS = ([], ["--tp", "2"], ["--tp", "4"], ["--tp", "8"], ["--pp", "2"], ["--tp", "2", "--pp", "2"], ["--tp", "2", "--ep", "2"], ["--tp", "4", "--ep", "2"],
+        ["--tp", "2", "--attn-tp", "1"], ["--tp", "4", "--attn-tp", "2"])
 SCHEMES = ("none", "bf16", "block_fp8", "w4a16", "nvfp4", "mxfp4", "mxfp8", "channel_fp8", "none; *.experts.*=w4afp8")
 
 

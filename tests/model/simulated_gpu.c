@@ -16,7 +16,7 @@ static bool fake_memory(const mm_backend_config *c, mm_memory_facts *out, mm_err
   return true;
 }
 
-/* A rank gets the limits that were computed; nothing is opened. */
+/* A rank gets the limits that were computed, with the pages of its group of attention; nothing is opened. */
 static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
   __atomic_store_n(&given, c->limits.pages, __ATOMIC_RELAXED);
   mm_fail(err, MM_IO, "E_TEST", mm_at(NULL, NULL), "sized");
@@ -42,7 +42,7 @@ int main(int argc, char **argv) {
     if (mm_engine_open(&shards, &c, &err)) return 1;
     if (strcmp(err.code, given ? "E_TEST" : "E_MEMORY") != 0 || (!given && err.status != MM_LIMIT))
       return fprintf(stderr, "%s\n", err.text), 1;
-    printf("%llu\n", (unsigned long long)given * MM_PAGE);
+    printf("%llu\n", (unsigned long long)given * mm_pack_groups(&shards.pack) * MM_PAGE);
   }
   mm_shards_close(&shards);
   return 0;
