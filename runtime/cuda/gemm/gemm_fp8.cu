@@ -7,7 +7,7 @@ using namespace fp8_gemm;
 
 template <bool kInBlocks>
 struct dense_job {
-  static constexpr bool kBlocks = kInBlocks;
+  enum : bool { kBlocks = kInBlocks };
   mm_cu_weight w;
   mm_cu_product a;
 

@@ -24,7 +24,7 @@ namespace {
 constexpr uint32_t kThreads = 384, kPair = 2, kRows = 256, kHigh = 128, kLine = 128; /* kHigh: weight rows of a block */
 constexpr uint32_t kStages = 4, kNotes = 2, kSizes = 4;
 /* Units of a row's sums fall by 2^kDrop at most, so that the sums stay finite. */
-constexpr int kDrop = 60;
+[[maybe_unused]] constexpr int kDrop = 60;
 __host__ __device__ constexpr uint32_t tile_size(uint32_t i) { return (i + 1) * 64; }
 
 struct tile {
