@@ -228,7 +228,7 @@ uint64_t mm_moments_bytes(const mm_tensor_moments *of, uint32_t pieces, uint32_t
   uint64_t most = own;
   for (uint32_t i = 0; i < pieces && y[i].entry; i++)
     most = mm_max(most, own + factors_bytes(&y[i]) + mm_feedback_couple_bytes(x->k, x->set->block, y[i].set->block) +
-                            rows * (uint64_t)x->k * 2 * sizeof(float));
+                            mm_min(rows, y[i].k) * (uint64_t)x->k * 2 * sizeof(float));
   return most;
 }
 

@@ -78,7 +78,7 @@ typedef struct mm_moment_strip {
 /* The strip's codes anew, under moments that are there; errors are those of mm_moment_factors_find. */
 MM_MUST_USE bool mm_moments_round(mm_moment_rounding *w, const mm_tensor_moments *of, const mm_moment_strip *s, const mm_pack_args *args,
                                   void *const plane[MM_MAX_PLANES], mm_err *err);
-/* Bytes of a thread that rounds strips of so many rows of a tensor of `pieces` pieces; those of longer strips than usual, too. */
+/* Bytes of a thread that rounds strips of at most so many rows of a tensor of `pieces` pieces; those of longer strips than usual, too. */
 uint64_t mm_moments_bytes(const mm_tensor_moments *of, uint32_t pieces, uint32_t rows);
 void mm_moment_rounding_close(mm_moment_rounding *w); /* accepts a zeroed one */
 

@@ -350,6 +350,7 @@ def coupled():
         less = coupled_error(Unsharded(convert(model, scheme + "-coupled", "--quant", scheme, *hf, *gptq)), exact, collected)
         assert less < 0.85 * alone, (scheme, less, alone)
         print(f"{model} {scheme}: error that all outputs share {100 * (1 - less / alone):.1f} % less by coupled rows")
+    convert(model, "words", "--quant", "w4a16_f16", *hf, "--dialect", "gptq", *gptq, "--mem-limit", "1G", "--jobs", "2")  # strips of all rows
     part = ["--quant", "mxfp4", "--part-size", "256K"]
     whole = convert(model, "coupled-whole", *part, *gptq)
     convert(model, "coupled-begun", *part, *gptq, "--part", "0/2")
