@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Likelihood of small checkpoints' held-out text for every scheme and search.
 
-  quality.py BIN [--limit WINDOWS] [--schemes A,B] [--models A,B] [--searches A,B] [--calibration IDS]
+  quality.py BIN [--limit WINDOWS] [--schemes A,B] [--models A,B] [--searches A,B] [--act-quant on] [--calibration IDS]
 
 BIN is the folder of the programs. A model is a folder of tests/data, or a path to one; a scheme may be a preset or a recipe's line, too. One row for
 each model, scheme and search: negative log-likelihood (NLL) a token over windows of 512, its distance from the unquantised checkpoint and from the
@@ -61,7 +61,7 @@ def windows(args, model, scheme, search, ids, folder):
     for begin in range(0, len(ids), BATCH):
         count = min(BATCH, len(ids) - begin)
         save_file({f"ids.{i}": ids[begin + i, :WINDOW].copy() for i in range(count)}, prompts)
-        subprocess.run([f"{args.bin}/minimax-eval", out, "--logits", logits, "--ids-from", prompts, "--act-quant", "off"], check=True,
+        subprocess.run([f"{args.bin}/minimax-eval", out, "--logits", logits, "--ids-from", prompts, "--act-quant", args.act_quant], check=True,
                        stdout=subprocess.DEVNULL)
         of = load_file(logits)
         yield from (log_softmax(of[f"logits.{i}"]) for i in range(count))
@@ -107,6 +107,7 @@ def main():
     p.add_argument("--schemes", default=",".join(SEARCHES))
     p.add_argument("--models", default="tiny-m1,tiny-m2")
     p.add_argument("--searches", default="absmax,mse,four_six,gptq,coupled", help="of those that a scheme has; absmax always")
+    p.add_argument("--act-quant", choices=("on", "off"), default="off", help="inputs rounded as the scheme defines, or not; never for the moments")
     p.add_argument("--calibration", help="a JSON list of ids for the moments of gptq")
     args = p.parse_args()
     worse, rises = [], {}
