@@ -93,16 +93,26 @@ static bool fetch(mm_receiver *r, mm_fetch *f, mm_err *err) {
                                   {f->token, f->request.count * sizeof *f->token},
                                   {f->boundary, f->request.boundaries * sizeof *f->boundary}};
   progress p = {.moved = mm_now()};
-  bool ok = say_hello(r, &w, err), done = false;
-  if (!ok) {
-    pthread_mutex_lock(&r->lock);
-    f->unreached = true;
-    pthread_mutex_unlock(&r->lock);
-  }
-  ok = ok && mm_wire_send(&w, MM_WIRE_REQUEST, request, 3, err);
+  const bool greeted = say_hello(r, &w, err);
+  bool ok = greeted && mm_wire_send(&w, MM_WIRE_REQUEST, request, 3, err), done = false;
   while (ok && !done) ok = read_message(r, f, &w, &p, &done, err);
+  f->silent = mm_now() - p.moved;
+  f->lost = !ok && (!greeted || f->silent >= w.timeout);
   mm_wire_close(&w);
   return ok;
+}
+
+/* Fetches that have not begun end with one whose other side was lost: each would wait as long for nothing. Under the lock. */
+static void end_with(mm_receiver *r, mm_fetch *f, bool ok, const mm_err *err) {
+  f->ok = ok;
+  f->err = *err;
+  f->ended = true;
+  for (mm_fetch *g = r->first; g && f->lost && !atomic_load(&f->stop); g = g->next)
+    if (!g->begun) {
+      g->begun = g->ended = g->lost = true;
+      g->silent = f->silent;
+      g->err = *err;
+    }
 }
 
 static mm_fetch *next_fetch(const mm_receiver *r) {
@@ -125,9 +135,7 @@ static void *fetch_prompts(void *arg) {
     mm_err err = {0};
     const bool ok = fetch(r, f, &err);
     pthread_mutex_lock(&r->lock);
-    f->ok = ok;
-    f->err = err;
-    f->ended = true;
+    end_with(r, f, ok, &err);
     pthread_mutex_unlock(&r->lock);
     mm_transfer_wake(r->s);
     pthread_mutex_lock(&r->lock);

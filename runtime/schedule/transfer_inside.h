@@ -77,7 +77,8 @@ struct mm_fetch {
   double began;
   /* The thread's until `ended`, which is under the lock. */
   uint64_t got, bytes;
-  bool begun, ended, ok, unreached; /* unreached: there was no hello */
+  bool begun, ended, ok, lost; /* lost: the other side gave no hello, or nothing new for the time limit */
+  double silent;               /* seconds for which it had given nothing new when it was lost */
   mm_err err;
 };
 
@@ -91,7 +92,7 @@ struct mm_receiver {
   mm_fetch *first; /* all, oldest first */
   bool closing;
   uint32_t held;     /* the scheduler's thread's: places of fetches */
-  double down_until; /* no connection could be made: none is tried for as long as that took */
+  double down_until; /* the other side was lost: no connection is tried for as long as that took */
   mm_err down;
   mm_transfer_stats stats; /* the scheduler's thread's */
 };

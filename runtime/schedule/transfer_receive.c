@@ -138,7 +138,7 @@ static void end_fetch(mm_scheduler *s, mm_fetch *f) {
   r->stats.bytes_in += f->bytes;
   r->stats.wait_seconds += mm_now() - f->began;
   if (j) j->fetch = NULL, j->fetch_state = FETCH_CAME;
-  if (f->unreached && j) r->down = f->err, r->down_until = 2 * mm_now() - f->began;
+  if (f->lost && j) r->down = f->err, r->down_until = mm_now() + f->silent;
   if (f->ok &&
       !mm_prefix_cache_put_places(s->groups.cache[0], f->request.salt, f->token, (uint32_t)f->request.count, f->place, &f->state)) {
     mm_fail(&f->err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "the prefix cache has no room for it any more");

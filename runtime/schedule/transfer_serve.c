@@ -59,7 +59,7 @@ static bool next_page(connection *c, ready_page *p, bool *finished) {
   mm_sending *g = &c->sending;
   pthread_mutex_lock(&t->lock);
   const struct timespec until = mm_later(LOOK_S);
-  for (int late = 0; !g->ready_count && !g->released && !late;)
+  for (int late = 0; (!g->ready_count || g->failed) && !g->released && !late;)
     late = pthread_cond_clockwait(&t->changed, &t->lock, CLOCK_MONOTONIC, &until);
   const bool found = g->ready_count > 0 && !g->failed;
   if (found) {

@@ -437,6 +437,38 @@ TEST(test_bad_replies) {
   pair_close(&p);
 }
 
+/* The side that computes prompts hangs: prompts in the queue for it wait for one time limit, and not for one each eight of them. */
+TEST(test_hangs) {
+  const mm_ops ops = poisoning();
+  enum { CLIENTS = 24 };
+  static client c[CLIENTS];
+  mm_scheduler_stats s;
+  mm_err err = {0};
+  uint32_t connections = 0;
+  uint16_t port;
+  pair p;
+  pair_open(&p, 1, 1, 100, 1, &ops);
+  const int fd = mm_wire_listen("127.0.0.1:0", &port, &err);
+  if (fd < 0) fail_msg("%s", err.text);
+  for (uint32_t i = 0; i < CLIENTS; i++) {
+    c[i] = (client){.r = {.max_tokens = 2}};
+    fill(&c[i], 2 * i, 150);
+    client_ready(&p.w, &c[i]);
+  }
+  snprintf(p.from, sizeof p.from, "127.0.0.1:%u", port);
+  p.c.transfer.timeout = 0.5;
+  mm_scheduler_close(p.w.scheduler, true);
+  if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &p.c, &err))) fail_msg("%s", err.text);
+  for (uint32_t i = 0; i < CLIENTS; i++) client_submit(&p.w, &c[i]);
+  for (uint32_t i = 0; i < CLIENTS; i++) client_check(&c[i]);
+  serving_settled(&p.w, &s);
+  assert_int_equal(s.transfer.fallbacks, CLIENTS);
+  for (int one; (one = accept(fd, NULL, NULL)) >= 0; connections++) close(one);
+  close(fd);
+  assert_in_range(connections, 2, 16); /* the start's and those of the eight that began at once; a slow machine begins some again */
+  pair_close(&p);
+}
+
 /* The side that computes prompts ends at random moments, and begins again. */
 static atomic_bool killing;
 static void *kill_sender(void *arg) {
