@@ -115,10 +115,12 @@ static void end_with(mm_receiver *r, mm_fetch *f, bool ok, const mm_err *err) {
     }
 }
 
+/* Of those that have not begun, the oldest of the highest priority. */
 static mm_fetch *next_fetch(const mm_receiver *r) {
-  mm_fetch *f = r->first;
-  while (f && f->begun) f = f->next;
-  return f;
+  mm_fetch *next = NULL;
+  for (mm_fetch *f = r->first; f; f = f->next)
+    if (!f->begun && (!next || f->request.priority > next->request.priority)) next = f;
+  return next;
 }
 
 static void *fetch_prompts(void *arg) {

@@ -92,6 +92,7 @@ struct mm_receiver {
   mm_fetch *first; /* all, oldest first */
   bool closing;
   uint32_t held;     /* the scheduler's thread's: places of fetches */
+  bool full;         /* in this round a prompt waits for places: none that comes after it has any */
   double down_until; /* the other side was lost: no connection is tried for as long as that took */
   mm_err down;
   mm_transfer_stats stats; /* the scheduler's thread's */

@@ -118,9 +118,10 @@ bool mm_receive_waits(mm_scheduler *s, job *j) {
             (unsigned long long)wanted, (unsigned long long)places);
     return fall_back(r, j, &err), false;
   }
+  if (r->full) return true;
   mm_fetch *f = new_fetch(r, j, had, &err);
-  if (!f && (r->held || mm_prefix_cache_moving(s->groups.cache[0]) || mm_offload_copying(s)) && err.status == MM_OK)
-    return true; /* for places of other fetches */
+  r->full = !f && (r->held || mm_prefix_cache_moving(s->groups.cache[0]) || mm_offload_copying(s)) && err.status == MM_OK;
+  if (r->full) return true; /* for places of other fetches */
   if (!f) {
     mm_fail(&err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no room in host memory for %llu pages", (unsigned long long)wanted);
     return fall_back(r, j, &err), false;
@@ -152,6 +153,7 @@ static void end_fetch(mm_scheduler *s, mm_fetch *f) {
 void mm_receive_poll(mm_scheduler *s) {
   mm_receiver *r = s->offload.receiver;
   if (!r) return;
+  r->full = false;
   pthread_mutex_lock(&r->lock);
   for (mm_fetch **at = &r->first; *at;) {
     mm_fetch *f = *at;

@@ -8,7 +8,7 @@
 #include "runtime/schedule/transfer_wire.h"
 #include "tests/unit/runtime/random_requests.h"
 
-enum { PLACES = 40 };
+enum { CLIENTS = 24 };
 
 /* ---- a proxy, each connection of it in a thread of its own ---- */
 
@@ -324,12 +324,15 @@ typedef enum bad_reply {
 } bad_reply;
 
 typedef struct impostor {
+  pthread_t thread;
   int fd;
   uint16_t port;
   uint64_t page_bytes;
   mm_wire_profile profile;
   atomic_int reply;
-  atomic_bool stop;
+  atomic_bool stop, waits; /* waits: no connection is taken */
+  uint32_t requests;
+  int64_t priority[64]; /* [requests], in the order in which they came */
 } impostor;
 
 static void reply_badly(impostor *a, mm_wire *w) {
@@ -384,35 +387,67 @@ static void *run_impostor(void *arg) {
     static char body[1 << 14];
     struct pollfd p = {.fd = a->fd, .events = POLLIN};
     if (poll(&p, 1, 20) <= 0) continue;
+    if (atomic_load(&a->waits)) {
+      serving_pause();
+      continue;
+    }
     mm_wire w = {.fd = accept(a->fd, NULL, NULL), .timeout = 5, .name = "test", .stop = &never};
     mm_wire_profile own = a->profile;
     own.fact[10] += a->reply == WRONG_PROFILE;
     if (mm_wire_expect(&w, MM_WIRE_HELLO, &peer, sizeof peer, &none) &&
         mm_wire_send(&w, MM_WIRE_HELLO, &(mm_wire_part){&own, sizeof own}, 1, &none) && mm_wire_head_read(&w, &head, &none) &&
-        head.bytes <= sizeof body && mm_wire_body_read(&w, &head, &(mm_wire_part){body, head.bytes}, 1, &none))
+        head.bytes <= sizeof body && mm_wire_body_read(&w, &head, &(mm_wire_part){body, head.bytes}, 1, &none)) {
+      memcpy(&a->priority[a->requests++ % 64], body + offsetof(mm_wire_request, priority), sizeof *a->priority);
       reply_badly(a, &w);
+    }
     mm_wire_close(&w);
   }
   return NULL;
 }
 
+/* It takes the place of the sender, with its profile. The side that decodes is closed. */
+static void open_impostor(impostor *a, pair *p) {
+  mm_err err = {0};
+  mm_wire w = greet(p, &a->profile);
+  mm_wire_close(&w);
+  w = greet(p, &a->profile);
+  mm_wire_close(&w);
+  a->page_bytes = mm_engine_page_bytes(p->engine);
+  if ((a->fd = mm_wire_listen("127.0.0.1:0", &a->port, &err)) < 0 || pthread_create(&a->thread, NULL, run_impostor, a) != 0)
+    fail_msg("%s", err.text);
+  snprintf(p->from, sizeof p->from, "127.0.0.1:%u", a->port);
+  mm_scheduler_close(p->w.scheduler, true);
+}
+
+/* Returns how many connections it has not taken. */
+static uint32_t close_impostor(impostor *a) {
+  uint32_t left = 0;
+  atomic_store(&a->stop, true);
+  pthread_join(a->thread, NULL);
+  for (int one; (one = accept(a->fd, NULL, NULL)) >= 0; left++) close(one);
+  close(a->fd);
+  return left;
+}
+
+static void reopen(pair *p) {
+  mm_err err = {0};
+  if (!(p->w.scheduler = mm_scheduler_open(p->w.engine, &p->c, &err))) fail_msg("%s", err.text);
+}
+
+static void ready(pair *p, client *c, uint32_t text, uint32_t tokens, int priority) {
+  *c = (client){.r = {.max_tokens = 2, .priority = priority}};
+  fill(c, text, tokens);
+  client_ready(&p->w, c);
+}
+
 TEST(test_bad_replies) {
   const mm_ops ops = poisoning();
   pair p;
-  pthread_t t;
   mm_err err = {0};
   static impostor a;
   pair_open(&p, 1, 1, 100, 1, &ops);
-  mm_wire w = greet(&p, &a.profile);
-  mm_wire_close(&w);
-  w = greet(&p, &a.profile);
-  mm_wire_close(&w);
-  a.page_bytes = mm_engine_page_bytes(p.engine);
-  if ((a.fd = mm_wire_listen("127.0.0.1:0", &a.port, &err)) < 0 || pthread_create(&t, NULL, run_impostor, &a) != 0)
-    fail_msg("%s", err.text);
-  snprintf(p.from, sizeof p.from, "127.0.0.1:%u", a.port);
+  open_impostor(&a, &p);
   p.c.transfer.timeout = 0.3;
-  mm_scheduler_close(p.w.scheduler, true);
   a.reply = WRONG_PROFILE;
   assert_null(mm_scheduler_open(p.w.engine, &p.c, &err));
   if (err.status != MM_USAGE || !strstr(err.text, "bytes of a page")) fail_msg("%s", err.text);
@@ -422,7 +457,7 @@ TEST(test_bad_replies) {
     err = (mm_err){0};
     fill(&c, 3, 150);
     client_ready(&p.w, &c);
-    if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &p.c, &err))) fail_msg("%s", err.text);
+    reopen(&p);
     client_submit(&p.w, &c);
     client_check(&c);
     serving_settled(&p.w, &s);
@@ -430,42 +465,89 @@ TEST(test_bad_replies) {
     assert_int_equal(s.places_used, 0);
     mm_scheduler_close(p.w.scheduler, true);
   }
-  atomic_store(&a.stop, true);
-  pthread_join(t, NULL);
-  close(a.fd);
+  close_impostor(&a);
   if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &(mm_scheduler_config){.step_tokens = 4}, &err))) fail_msg("%s", err.text);
+  pair_close(&p);
+}
+
+/* `running` of them are being fetched. */
+static void await_fetches(pair *p, uint32_t running) {
+  mm_scheduler_stats s = {.slots = 0};
+  while (s.transfer.running < running) {
+    serving_pause();
+    mm_scheduler_stats_read(p->w.scheduler, &s);
+  }
+}
+
+/* Of prompts that wait for one of the threads that fetch, one of a high priority goes first. */
+TEST(test_priorities) {
+  const mm_ops ops = poisoning();
+  static client c[CLIENTS];
+  static impostor a;
+  uint32_t at = 0;
+  pair p;
+  pair_open(&p, 1, 1, 100, 1, &ops);
+  for (uint32_t i = 0; i < CLIENTS; i++) ready(&p, &c[i], 2 * i, 150, i + 1 == CLIENTS);
+  open_impostor(&a, &p);
+  a.reply = CLOSES;
+  reopen(&p);
+  atomic_store(&a.waits, true);
+  for (uint32_t i = 0; i < CLIENTS; i++) {
+    client_submit(&p.w, &c[i]);
+    await_fetches(&p, i + 1);
+  }
+  atomic_store(&a.waits, false);
+  for (uint32_t i = 0; i < CLIENTS; i++) client_check(&c[i]);
+  close_impostor(&a);
+  assert_int_equal(a.requests, CLIENTS);
+  while (at < CLIENTS && a.priority[at] == 0) at++;
+  assert_in_range(at, 0, 10); /* after the eight that had begun */
+  pair_close(&p);
+}
+
+/* A long prompt that waits for places gets them before short ones that came after it. */
+TEST(test_places_in_order) {
+  const mm_ops ops = poisoning();
+  static const uint32_t tokens[] = {150, 350, 100, 90};
+  static client c[4];
+  static impostor a;
+  mm_scheduler_stats s;
+  pair p;
+  pair_open(&p, 1, 1, 8, 1, &ops);
+  for (uint32_t i = 0; i < 4; i++) ready(&p, &c[i], 2 * i, tokens[i], 0);
+  open_impostor(&a, &p);
+  a.reply = CLOSES;
+  reopen(&p);
+  atomic_store(&a.waits, true);
+  for (uint32_t i = 0; i < 4; i++) client_submit(&p.w, &c[i]);
+  await_fetches(&p, 1);
+  for (uint32_t i = 0; i < 1000; i++) serving_pause();
+  mm_scheduler_stats_read(p.w.scheduler, &s);
+  assert_int_equal(s.transfer.running, 1);
+  atomic_store(&a.waits, false);
+  for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+  close_impostor(&a);
   pair_close(&p);
 }
 
 /* The side that computes prompts hangs: prompts in the queue for it wait for one time limit, and not for one each eight of them. */
 TEST(test_hangs) {
   const mm_ops ops = poisoning();
-  enum { CLIENTS = 24 };
   static client c[CLIENTS];
+  static impostor a;
   mm_scheduler_stats s;
-  mm_err err = {0};
-  uint32_t connections = 0;
-  uint16_t port;
   pair p;
   pair_open(&p, 1, 1, 100, 1, &ops);
-  const int fd = mm_wire_listen("127.0.0.1:0", &port, &err);
-  if (fd < 0) fail_msg("%s", err.text);
-  for (uint32_t i = 0; i < CLIENTS; i++) {
-    c[i] = (client){.r = {.max_tokens = 2}};
-    fill(&c[i], 2 * i, 150);
-    client_ready(&p.w, &c[i]);
-  }
-  snprintf(p.from, sizeof p.from, "127.0.0.1:%u", port);
+  for (uint32_t i = 0; i < CLIENTS; i++) ready(&p, &c[i], 2 * i, 150, 0);
+  open_impostor(&a, &p);
+  atomic_store(&a.waits, true);
   p.c.transfer.timeout = 0.5;
-  mm_scheduler_close(p.w.scheduler, true);
-  if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &p.c, &err))) fail_msg("%s", err.text);
+  reopen(&p);
   for (uint32_t i = 0; i < CLIENTS; i++) client_submit(&p.w, &c[i]);
   for (uint32_t i = 0; i < CLIENTS; i++) client_check(&c[i]);
   serving_settled(&p.w, &s);
   assert_int_equal(s.transfer.fallbacks, CLIENTS);
-  for (int one; (one = accept(fd, NULL, NULL)) >= 0; connections++) close(one);
-  close(fd);
-  assert_in_range(connections, 2, 16); /* the start's and those of the eight that began at once; a slow machine begins some again */
+  assert_in_range(close_impostor(&a), 2, 16); /* the start's and those of the eight that began at once; a slow machine begins some again */
   pair_close(&p);
 }
 
@@ -495,7 +577,6 @@ TEST(test_killed) {
     if (pthread_create(&t, NULL, kill_sender, &p) != 0) fail_msg("no thread");
     for (uint32_t again = 0; again < 2; again++) {
       random_requests(&p.w, UINT32_MAX, 1);
-      mm_err err = {0};
       /* The side that decodes ends with what it fetches. */
       client c;
       random_client(&p.w, &c, UINT32_MAX);
@@ -505,7 +586,7 @@ TEST(test_killed) {
       fetched += s.transfer.fetched, fallbacks += s.transfer.fallbacks;
       mm_scheduler_close(p.w.scheduler, false);
       client_check(&c);
-      if (!(p.w.scheduler = mm_scheduler_open(p.w.engine, &p.c, &err))) fail_msg("%s", err.text);
+      reopen(&p);
     }
     atomic_store(&killing, false);
     pthread_join(t, NULL);
