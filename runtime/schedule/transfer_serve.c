@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/schedule/transfer_inside.h"
@@ -226,7 +227,10 @@ static void *serve_connections(void *arg) {
     struct pollfd p = {.fd = t->fd, .events = POLLIN};
     if (poll(&p, 1, 100) <= 0) continue;
     const int fd = accept4(t->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) serve_connection(t, fd);
+    if (fd >= 0)
+      serve_connection(t, fd);
+    else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+      nanosleep(&(struct timespec){0, 100000000}, NULL); /* the connection waits until there are descriptors again */
   }
   return NULL;
 }

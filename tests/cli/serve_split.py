@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-listen and --prefill-from: prompts computed by one server and replies by another are those of a single server, their usage and
 logprobs too, for choices, schemas, seeds and prompts that either has in its cache; the server that decodes computes no prompt of them; a server of
-prompts that is killed costs no reply, and a server of replies that is killed leaves the other as it was; what does not fit is refused. SOAK=N: N rounds of
+prompts that is killed costs no reply, and a server of replies that is killed leaves the other as it was; what does not fit is refused;
+a server of prompts without descriptors waits for some. SOAK=N: N rounds of
 kills, and M3. GPUS=0,1: on these GPUs, the replies alone."""
 import concurrent.futures
 import json
 import os
 import random
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -125,6 +128,19 @@ def killed(packed, rounds):
     return fallbacks
 
 
+def no_descriptors(s):
+    """A connection for which the server has no descriptor waits, without a busy loop."""
+    limits = resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{s.process.pid}/fd")), limits[1]))
+    with socket.create_connection(("127.0.0.1", s.kv_port)) as c:
+        used = [int(x) for _ in range(2) for x in (time.sleep(0.5), open(f"/proc/{s.process.pid}/stat").read().split()[13:15])[1]]
+        assert sum(used[2:]) - sum(used[:2]) < 25, used  # hundredths of a second
+        resource.prlimit(s.process.pid, resource.RLIMIT_NOFILE, limits)
+        c.settimeout(60)
+        c.sendall(b"GET / HTTP/1.1\r\n" * 4)
+        assert b"begin no message" in c.recv(1000)
+
+
 def refused(packed, status, word, *options):
     done = subprocess.run([f"{BIN}/minimax-serve", packed, "--port", "0", *(SHORT if "--kv-offload" in options else OFFLOAD), *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == status and word in done.stderr, (options, done)
@@ -148,6 +164,7 @@ with prefill(m2) as there:
     subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", two, "--quant", "none", "-q", "--tp", "2"], check=True)
     refused(two, 2, "ranks: found 1 there, expected 2 as here", "--prefill-from", address)
     refused(m2, 5, "E_IO", "--kv-listen", address)
+    no_descriptors(there)
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-listen", "127.0.0.1:0")
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-offload", "0")
 refused(m2, 2, "expected 2 to 3600 seconds", "--kv-listen", "127.0.0.1:0", "--prefill-timeout", "1")
