@@ -331,8 +331,6 @@ typedef struct impostor {
   mm_wire_profile profile;
   atomic_int reply;
   atomic_bool stop, waits; /* waits: no connection is taken */
-  uint32_t requests;
-  int64_t priority[64]; /* [requests], in the order in which they came */
 } impostor;
 
 static void reply_badly(impostor *a, mm_wire *w) {
@@ -396,10 +394,8 @@ static void *run_impostor(void *arg) {
     own.fact[10] += a->reply == WRONG_PROFILE;
     if (mm_wire_expect(&w, MM_WIRE_HELLO, &peer, sizeof peer, &none) &&
         mm_wire_send(&w, MM_WIRE_HELLO, &(mm_wire_part){&own, sizeof own}, 1, &none) && mm_wire_head_read(&w, &head, &none) &&
-        head.bytes <= sizeof body && mm_wire_body_read(&w, &head, &(mm_wire_part){body, head.bytes}, 1, &none)) {
-      memcpy(&a->priority[a->requests++ % 64], body + offsetof(mm_wire_request, priority), sizeof *a->priority);
+        head.bytes <= sizeof body && mm_wire_body_read(&w, &head, &(mm_wire_part){body, head.bytes}, 1, &none))
       reply_badly(a, &w);
-    }
     mm_wire_close(&w);
   }
   return NULL;
@@ -479,32 +475,6 @@ static void await_fetches(pair *p, uint32_t running) {
   }
 }
 
-/* Of prompts that wait for one of the threads that fetch, one of a high priority goes first. */
-TEST(test_priorities) {
-  const mm_ops ops = poisoning();
-  static client c[CLIENTS];
-  static impostor a;
-  uint32_t at = 0;
-  pair p;
-  pair_open(&p, 1, 1, 100, 1, &ops);
-  for (uint32_t i = 0; i < CLIENTS; i++) ready(&p, &c[i], 2 * i, 150, i + 1 == CLIENTS);
-  open_impostor(&a, &p);
-  a.reply = CLOSES;
-  reopen(&p);
-  atomic_store(&a.waits, true);
-  for (uint32_t i = 0; i < CLIENTS; i++) {
-    client_submit(&p.w, &c[i]);
-    await_fetches(&p, i + 1);
-  }
-  atomic_store(&a.waits, false);
-  for (uint32_t i = 0; i < CLIENTS; i++) client_check(&c[i]);
-  close_impostor(&a);
-  assert_int_equal(a.requests, CLIENTS);
-  while (at < CLIENTS && a.priority[at] == 0) at++;
-  assert_in_range(at, 0, 10); /* after the eight that had begun */
-  pair_close(&p);
-}
-
 /* A long prompt that waits for places gets them before short ones that came after it. */
 TEST(test_places_in_order) {
   const mm_ops ops = poisoning();
@@ -541,13 +511,13 @@ TEST(test_hangs) {
   for (uint32_t i = 0; i < CLIENTS; i++) ready(&p, &c[i], 2 * i, 150, 0);
   open_impostor(&a, &p);
   atomic_store(&a.waits, true);
-  p.c.transfer.timeout = 0.5;
+  p.c.transfer.timeout = 1;
   reopen(&p);
   for (uint32_t i = 0; i < CLIENTS; i++) client_submit(&p.w, &c[i]);
   for (uint32_t i = 0; i < CLIENTS; i++) client_check(&c[i]);
   serving_settled(&p.w, &s);
   assert_int_equal(s.transfer.fallbacks, CLIENTS);
-  assert_in_range(close_impostor(&a), 2, 16); /* the start's and those of the eight that began at once; a slow machine begins some again */
+  assert_in_range(close_impostor(&a), 2, 20); /* the start's and those of the eight that began at once; a slow machine begins some again */
   pair_close(&p);
 }
 
