@@ -48,7 +48,9 @@ def likelihood():
     assert "found an object, expected a list of ids" in run("minimax-eval", f"{TMP}/exact", "--ids", f"{TMP}/exact/config.json", status=3).stderr
     assert "--conversations" in run("minimax-eval", f"{TMP}/exact", "--text", "x", "--ids", "y", status=2).stderr
     both = ("--text", f"{TMP}/text", "--ids", f"{TMP}/ids.json")
-    for wrong in ((), both, ("--logits", f"{TMP}/l"), ("--ids-from", f"{TMP}/p"), ("--against", f"{TMP}/l", "--text", f"{TMP}/text"),
+    for found, code in ((f"{TMP}/absent", "E_FS_MISSING"), (f"{TMP}/text", "E_FS_TYPE")):  # where a checkpoint belongs
+        assert code in run("minimax-eval", f"{TMP}/exact", "--against", found, "--text", f"{TMP}/text", status=3).stderr
+    for wrong in ((), both, ("--logits", f"{TMP}/l"), ("--ids-from", f"{TMP}/p"),
                   ("--logits", f"{TMP}/l", "--against", f"{TMP}/l", "--ids-from", f"{TMP}/p")):
         assert "E_USAGE" in run("minimax-eval", f"{TMP}/exact", *wrong, status=2).stderr
 
