@@ -17,7 +17,7 @@ refused 2 E_USAGE layers --model m4
 refused 2 E_USAGE layers --quant int3
 refused 2 E_USAGE layers --head int3
 refused 2 E_USAGE layers --vocab 200065
-refused 2 E_USAGE layers --batch 257
+refused 2 E_USAGE layers --batch 4097
 refused 2 E_USAGE choices --quant int3
 refused 2 E_USAGE prefill --ep 0
 refused 2 E_USAGE prefill --ep 2
