@@ -274,6 +274,9 @@ void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_pa
 size_t mm_cpu_attention_floats(const mm_backend *b);
 void mm_cpu_lightning(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv);
 void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_packed *w, double eps);
+/* The experts of a row: pick[top_k], the best first and of equals the lower id, and weight[top_k], which add up to routed_scale or 1.
+ * z[E]: the router's products, which become sigmoids where the router has them. bias[E] or NULL; key[E] is scratch. */
+void mm_cpu_choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key);
 void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);

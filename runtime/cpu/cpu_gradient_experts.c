@@ -2,41 +2,17 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/cpu/cpu_backend.h"
 #include "runtime/cpu/cpu_gradient_inside.h"
-
-/* The next best of E keys not yet taken, the lower id first. */
-static uint32_t take_best(const float *key, const uint32_t *taken, uint32_t taken_count, uint32_t E) {
-  uint32_t best = E;
-  for (uint32_t e = 0; e < E; e++) {
-    bool free = true;
-    for (uint32_t i = 0; i < taken_count; i++) free &= taken[i] != e;
-    if (free && (best == E || key[e] > key[best])) best = e;
-  }
-  return best;
-}
-
-/* The experts of a row by their scores z[E], and their weights, which add up to 1. z becomes sigmoids where the router has them. */
-static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight) {
-  const bool sigmoid = m->router == MM_ROUTER_SIGMOID_BIAS;
-  float key[MM_MAX_EXPERTS], sum = 0;
-  for (uint32_t e = 0; e < m->experts; e++) {
-    if (sigmoid) z[e] = 1.0f / (1.0f + expf(-z[e]));
-    key[e] = z[e] + (bias ? bias[e] : 0);
-  }
-  for (uint32_t i = 0; i < m->top_k; i++) {
-    pick[i] = take_best(key, pick, i, m->experts);
-    weight[i] = sigmoid ? z[pick[i]] : expf(z[pick[i]] - z[pick[0]]);
-    sum += weight[i];
-  }
-  for (uint32_t i = 0; i < m->top_k; i++) weight[i] /= sum;
-}
 
 bool mm_gradient_route(mm_cpu_gradient *g, uint32_t layer, mm_err *err) {
   const mm_layer_weights *w = &g->w.layer[layer];
   const mm_model *m = g->m;
   if (!mm_gradient_linear(g, g->score, g->n2, g->T, &w->router, 0, err)) return false;
   const float *bias = w->router_bias.scheme ? mm_gradient_vector(g, &w->router_bias) : NULL;
-  for (size_t t = 0; t < g->T; t++) choose(m, g->score + t * m->experts, bias, g->pick + t * m->top_k, g->weight + t * m->top_k);
+  float key[MM_MAX_EXPERTS];
+  for (size_t t = 0; t < g->T; t++)
+    mm_cpu_choose(m, g->score + t * m->experts, bias, g->pick + t * m->top_k, g->weight + t * m->top_k, key);
   return true;
 }
 

@@ -19,8 +19,7 @@ static uint32_t take_best(const float *key, const uint32_t *taken, uint32_t take
   return best;
 }
 
-/* z[E] becomes the scores; the chosen ids and their weights, which add up to routed_scale or 1. */
-static void choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key) {
+void mm_cpu_choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key) {
   uint32_t E = m->experts;
   if (m->router == MM_ROUTER_SIGMOID_BIAS) {
     for (uint32_t e = 0; e < E; e++) z[e] = 1.0f / (1.0f + expf(-z[e]));
@@ -61,7 +60,7 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
   const float *bias_values = bias ? mm_cpu_vector(b, bias) : NULL;
   for (uint32_t t = 0; t < T; t++) {
     size_t at = (size_t)t * m->top_k;
-    choose(m, b->moe.score + (size_t)t * m->experts, bias_values, b->moe.pick + at, b->moe.weight + at, b->scratch[0]);
+    mm_cpu_choose(m, b->moe.score + (size_t)t * m->experts, bias_values, b->moe.pick + at, b->moe.weight + at, b->scratch[0]);
   }
   b->moe.index = b->c.weights->layer[layer].expert_index;
   sort_by_expert(b);

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   peer_end(c, epoch);
 }
 
-/* units: each of 16 bytes. Those of group k go to k · most rows behind the beginning of the place. */
+/* Units of 16 bytes. The rows of group k go to the place's row k · most. */
 __global__ void __launch_bounds__(kThreads)
     share_rows_many(const __grid_constant__ peer_view c, const __grid_constant__ row_job j, uint4 *all, const uint4 *mine) {
   peer_begin(c);
@@ -311,12 +311,10 @@ cudaError_t mm_cu_combine_gather(const mm_cu_peers *p, const mm_cu_group_rows &g
 }
 
 const void *mm_cu_group_kernel(int i) {
-  return i == 0   ? reinterpret_cast<const void *>(share_rows_few)
-         : i == 1 ? reinterpret_cast<const void *>(share_rows_many)
-         : i == 2 ? reinterpret_cast<const void *>(reduce_rows_few)
-         : i == 4 ? reinterpret_cast<const void *>(reduce_rows_combine)
-         : i == 5 ? reinterpret_cast<const void *>(share_rows_combine)
-                  : reinterpret_cast<const void *>(reduce_rows_many);
+  const void *const kernel[] = {reinterpret_cast<const void *>(share_rows_few),      reinterpret_cast<const void *>(share_rows_many),
+                                reinterpret_cast<const void *>(reduce_rows_few),     reinterpret_cast<const void *>(reduce_rows_many),
+                                reinterpret_cast<const void *>(reduce_rows_combine), reinterpret_cast<const void *>(share_rows_combine)};
+  return kernel[i];
 }
 
 cudaError_t mm_cu_peers_gather_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, bf16 *all, const bf16 *mine, cudaStream_t s) {

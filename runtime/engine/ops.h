@@ -218,7 +218,7 @@ typedef struct mm_draft_ops {
   bool (*begin)(mm_backend *b, const mm_batch *batch, mm_draft_step step, mm_err *err);
   /* In place of end: id[out_count], of each output row the target's id with the largest logit that may be chosen, or drawn as
    * batch->sampling says, by the number of the position that the id is for; -1 where no logit was a number. Only the last pass
-   * of a chain waits and gives ids: those of all its passes, id[passes, out_count]. What is chosen for the slots stays as it is. id NULL:
+   * of a chain waits and gives ids: those of all its passes, id[passes, out_count]. The ids chosen for slots stay as they are. id NULL:
    * another rank alone wants them. best NULL: the engine looks through the logits. */
   bool (*best)(mm_backend *b, int32_t *id, mm_err *err);
   uint32_t cell_bytes; /* of a number in a cell */
