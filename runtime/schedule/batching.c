@@ -197,6 +197,7 @@ static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
     if (!j || !j->take) continue;
     prompts |= j->take > 1 + j->drafts || shows_prefill(j);
     t->drafted |= j->drafts > 0;
+    t->copies |= j->drafts && j->lookup.long_match;
     if (!add_job(s, t, b, j, err)) return false;
   }
   b->out_count = t->outs;
@@ -299,7 +300,7 @@ static uint32_t deliver_all(mm_scheduler *s, const step *t, const output_group *
     if (drafts) j->fed = g->pos + i + 1; /* what comes after in the slot is given anew */
     if (!deliver(s, j, s->sampled[g->first + i], wanted ? t->logprob + (size_t)(g->first + i) * (1 + MM_LOGPROBS) : NULL)) return i + 1;
   }
-  mm_drafts_prefetch(s, j);
+  mm_drafts_look(s, j);
   return right + 1;
 }
 

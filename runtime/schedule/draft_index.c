@@ -11,7 +11,9 @@ enum {
   ENOUGH = 8,     /* of so many tokens */
   TRIES = 64,     /* places of one hash that are compared at most */
   PLACES = 65535, /* places of a sequence are stored modulo it */
-  SIZE_MIN = 256
+  SIZE_MIN = 256,
+  BEHIND = 64, /* places around the expected one where a copy is looked for */
+  AHEAD = 64
 };
 
 static uint64_t mix(uint64_t h, uint32_t id) {
@@ -109,6 +111,23 @@ uint32_t mm_gram_index_find(mm_gram_index *x, const int32_t *token, uint32_t cou
   follow(x, token, count);
   const uint32_t place = find_gram(x, token, count, 3, matched);
   return place ? place : find_gram(x, token, count, 2, matched);
+}
+
+uint32_t mm_copy_match(const int32_t *token, uint32_t count, uint32_t place) {
+  return equal_before(token + place, token + count, (uint32_t)mm_min(place, MM_GRAM_MATCH));
+}
+
+uint32_t mm_copy_find(const int32_t *token, uint32_t count, uint32_t place, uint32_t *matched) {
+  const uint32_t from = place > BEHIND + 2 ? place - BEHIND : 2, end = (uint32_t)mm_min(place + (uint64_t)AHEAD, count);
+  const int32_t last = token[count - 1];
+  uint32_t best = 0;
+  *matched = 0;
+  for (uint32_t i = from; i < end; i++) {
+    const uint32_t at = i < from + (end - place) ? i + (place - from) : i - (end - place); /* from `place` on, then before it */
+    const uint32_t equal = token[at - 1] == last ? mm_copy_match(token, count, at) : 0;
+    if (equal >= 2 && equal > *matched) best = at, *matched = equal;
+  }
+  return best;
 }
 
 /* ---- replies of all requests ---- */

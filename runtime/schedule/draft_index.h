@@ -5,7 +5,7 @@
 
 #include "formats/system/base.h"
 
-#define MM_GRAM_WINDOW 16384 /* last tokens of a sequence that its index covers */
+#define MM_GRAM_WINDOW 32768 /* last tokens of a sequence that its index covers */
 #define MM_GRAM_MATCH  16    /* equal tokens that are counted at most */
 
 /* Hashes of the grams of 2, 3 and 4 tokens at the end of a sequence of `count` tokens; 0 tokens: none yet. */
@@ -32,6 +32,12 @@ void mm_gram_index_close(mm_gram_index *x);
  * last tokens, 0 for none: 3 tokens or more, the longest of the last few, or the last of 8; else the last 2. *matched: equal tokens, at
  * most MM_GRAM_MATCH. Out of memory it covers less. */
 uint32_t mm_gram_index_find(mm_gram_index *x, const int32_t *token, uint32_t count, uint32_t *matched);
+/* Tokens before two places of token[count] that are equal, at most MM_GRAM_MATCH; 0 < place < count, and count. */
+uint32_t mm_copy_match(const int32_t *token, uint32_t count, uint32_t place);
+/* Where a text that is being copied goes on: the place near `place` (2 ≤ place < count: where it would go on if nothing had been edited)
+ * whose tokens before it match the last ones best, 2 or more of them; of equals the first from `place` on. 0 for none. *matched as above.
+ */
+uint32_t mm_copy_find(const int32_t *token, uint32_t count, uint32_t place, uint32_t *matched);
 
 mm_reply_index *mm_reply_index_open(mm_err *err);
 void mm_reply_index_close(mm_reply_index *x); /* accepts NULL */

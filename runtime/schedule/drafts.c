@@ -7,9 +7,19 @@
 #include "runtime/schedule/scheduler_inside.h"
 
 enum {
-  ENOUGH = 3, /* steps of each way before the rates decide */
-  TRIAL = 64  /* every so many steps the other way is measured */
+  ENOUGH = 3,  /* steps of each way before the rates decide */
+  TRIAL = 64,  /* every so many steps the other way is measured */
+  LONG = 8,    /* equal tokens before a place that go on alike, most likely */
+  NEARER = 2,  /* tokens by which a match elsewhere has to be longer than one where a copy goes on */
+  FOLLOWED = 4 /* tokens of a match that is taken for the beginning of a copy */
 };
+
+typedef enum proposal_kind {
+  NO_PROPOSALS,
+  PROPOSALS, /* of any kind */
+  COPIES,    /* some of them behind a long match */
+  KINDS
+} proposal_kind;
 
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
@@ -17,7 +27,7 @@ bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (learned && (!(s->draft.request = mm_calloc(s->slots, sizeof *s->draft.request, err)) ||
                   !(s->draft.proposed = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->draft.proposed, err))))
     return false;
-  return (s->draft.rate = mm_calloc(2 * (s->slots + (size_t)1), sizeof *s->draft.rate, err)) &&
+  return (s->draft.rate = mm_calloc(KINDS * (s->slots + (size_t)1), sizeof *s->draft.rate, err)) &&
          (s->draft.replies = mm_reply_index_open(err));
 }
 
@@ -26,7 +36,9 @@ void mm_drafts_close(mm_scheduler *s) {
   mm_reply_index_close(s->draft.replies);
 }
 
-static rate *rate_of(const mm_scheduler *s, uint32_t decoders, bool drafted) { return &s->draft.rate[2 * (size_t)decoders + drafted]; }
+static rate *rate_of(const mm_scheduler *s, uint32_t decoders, proposal_kind kind) {
+  return &s->draft.rate[KINDS * (size_t)decoders + kind];
+}
 
 /* Median of the last steps' times: a single delayed step does not count. */
 static double median(const rate *r) {
@@ -40,15 +52,28 @@ static double median(const rate *r) {
   return middle;
 }
 
+/* True if steps of this kind pay, or are to be measured now. */
+static bool pays(const mm_scheduler *s, uint32_t decoders, proposal_kind kind) {
+  const rate *plain = rate_of(s, decoders, NO_PROPOSALS), *drafted = rate_of(s, decoders, kind);
+  if (plain->steps < ENOUGH || drafted->steps < ENOUGH) return plain->steps >= drafted->steps;
+  const bool better = drafted->tokens * median(plain) > plain->tokens * median(drafted);
+  return s->own.steps % TRIAL ? better : !better;
+}
+
 bool mm_drafts_wanted(mm_scheduler *s) {
   if (!s->draft.rate) return false;
   uint32_t decoders = 0;
-  for (uint32_t i = 0; i < s->slots; i++) decoders += s->slot[i] && s->slot[i]->count == s->slot[i]->fed + 1;
+  bool copies = false;
+  for (uint32_t i = 0; i < s->slots; i++) {
+    const job *j = s->slot[i];
+    if (!j || j->count + j->in_flight != j->fed + 1) continue;
+    decoders++;
+    copies |= j->lookup.long_match;
+  }
   if (!decoders) return s->draft.wanted;
-  const rate *plain = rate_of(s, decoders, false), *drafted = rate_of(s, decoders, true);
-  if (plain->steps < ENOUGH || drafted->steps < ENOUGH) return plain->steps >= drafted->steps;
-  const bool pays = drafted->tokens * median(plain) > plain->tokens * median(drafted);
-  return s->own.steps % TRIAL ? pays : !pays;
+  const bool all = pays(s, decoders, PROPOSALS);
+  s->draft.copies_only = !all;
+  return all || (copies && pays(s, decoders, COPIES));
 }
 
 /* Proposals for one step of the job at most; 0 where none may be made. */
@@ -60,7 +85,7 @@ static uint32_t limit_of(const mm_scheduler *s, const job *j) {
 
 /* The draft is asked for all that decode at once, or for as many as a step has rows for. */
 bool mm_drafts_propose(mm_scheduler *s, mm_err *err) {
-  const uint32_t each = s->draft.request ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
+  const uint32_t each = s->draft.request && !s->draft.copies_only ? (uint32_t)mm_min(s->c.drafts, mm_engine_drafts(s->engine)) : 0;
   uint32_t n = 0;
   s->draft.began = 0;
   for (uint32_t i = 0; each && i < s->slots && (n + 1) * (1 + each) <= s->c.step_tokens; i++) {
@@ -80,21 +105,36 @@ bool mm_drafts_propose(mm_scheduler *s, mm_err *err) {
   return true;
 }
 
+/* The place of the job's own tokens whose text goes on as its end does, 0 for none; *matched: tokens before it that are equal. A text that
+ * is being copied is followed through what was edited in it, although other places have the same few tokens. */
+static uint32_t own_place(job *j, uint32_t *matched) {
+  const uint64_t expected = j->lookup.copied + (uint64_t)(j->count - j->lookup.copied_at);
+  const uint32_t place = j->lookup.copied && expected < j->count ? (uint32_t)expected : 0;
+  uint32_t at = place, near;
+  *matched = place ? mm_copy_match(j->token, j->count, place) : 0;
+  if (*matched < LONG) {
+    at = mm_gram_index_find(&j->grams, j->token, j->count, matched);
+    const uint32_t copy = place && *matched < LONG ? mm_copy_find(j->token, j->count, place, &near) : 0;
+    if (copy && near + NEARER >= *matched) at = copy, *matched = near;
+  }
+  if (at && *matched >= FOLLOWED) j->lookup.copied = at, j->lookup.copied_at = j->count;
+  return at;
+}
+
 /* What follows the last tokens where many of them stood before, in this sequence or in a reply; else what the draft proposes, where there
- * is one; else what follows fewer of them. */
-static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
+ * is one; else what follows fewer of them. *matched: of how many; 0 for the draft's. */
+static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most, uint32_t *matched) {
   const bool learned = j->learned && j->learned_at == j->count;
-  j->from_draft = false;
-  uint32_t own, other = 0, n = 0;
-  const uint32_t at = mm_gram_index_find(&j->grams, j->token, j->count, &own);
-  if (s->draft.replies && own < MM_GRAM_MATCH / 2 && j->grams.at.count == j->count) {
+  uint32_t other = 0, n = 0;
+  const uint32_t at = own_place(j, matched);
+  if (s->draft.replies && *matched < LONG && j->grams.at.count == j->count) {
     int32_t next[MM_DRAFTS];
     n = mm_reply_index_find(s->draft.replies, j->r.salt, &j->grams, j->token, next, most, &other);
-    if (n && other > own && (!learned || other >= MM_GRAM_MATCH / 2)) return memcpy(j->draft, next, n * sizeof *next), n;
+    if (n && other > *matched && (!learned || other >= LONG)) return *matched = other, memcpy(j->draft, next, n * sizeof *next), n;
   }
-  if (learned && own < MM_GRAM_MATCH / 2) {
+  if (learned && *matched < LONG) {
     n = (uint32_t)mm_min(most, j->learned);
-    j->from_draft = true;
+    j->from_draft = true, *matched = 0;
     return memcpy(j->draft, j->learned_draft, n * sizeof *j->draft), n;
   }
   if (!at) return 0;
@@ -106,14 +146,24 @@ static uint32_t propose(const mm_scheduler *s, job *j, uint32_t most) {
 /* As many as were right of late. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most) {
   const uint32_t limit = limit_of(s, j);
+  uint32_t matched;
   j->drafts = 0;
-  if (!limit) return 0;
-  most = (uint32_t)mm_min(most, mm_min(limit, 1 + (uint32_t)(j->acceptance * (double)mm_min(s->c.drafts, j->r.drafts))));
-  return j->drafts = most ? propose(s, j, most) : 0;
+  j->from_draft = false;
+  if (!limit || !(most = (uint32_t)mm_min(most, limit))) return 0;
+  const uint32_t n = propose(s, j, most, &matched);
+  j->lookup.long_match = matched >= LONG;
+  if (s->draft.copies_only && !j->lookup.long_match) return 0;
+  return j->drafts =
+             (uint32_t)mm_min(n, 1 + (uint32_t)(j->lookup.acceptance[j->lookup.long_match] * (double)mm_min(s->c.drafts, j->r.drafts)));
 }
 
-void mm_drafts_prefetch(const mm_scheduler *s, job *j) {
-  if (s->draft.wanted && j->r.drafts && !j->r.allow) mm_draft_index_prefetch(&j->grams, s->draft.replies, j->r.salt, j->token, j->count);
+void mm_drafts_look(mm_scheduler *s, job *j) {
+  if (!s->draft.rate || !j->r.drafts || j->r.allow) return;
+  uint32_t matched;
+  if (s->draft.wanted)
+    mm_draft_index_prefetch(&j->grams, s->draft.replies, j->r.salt, j->token, j->count);
+  else
+    own_place(j, &matched), j->lookup.long_match = matched >= LONG;
 }
 
 void mm_drafts_keep(mm_scheduler *s, const job *j) {
@@ -127,14 +177,15 @@ void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) 
   s->own.accepted += right;
   j->drafted += drafted;
   j->accepted += right;
-  j->acceptance += (((double)right / drafted) - j->acceptance) / 4;
+  double *acceptance = &j->lookup.acceptance[j->lookup.long_match];
+  *acceptance += (((double)right / drafted) - *acceptance) / 4;
 }
 
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now) {
   const double seconds = now - (t->began > s->draft.over ? t->began : s->draft.over);
   s->draft.over = now;
   if (!s->draft.rate || !t->decoders || seconds <= 0) return;
-  rate *r = rate_of(s, t->decoders, t->drafted);
+  rate *r = rate_of(s, t->decoders, !t->drafted ? NO_PROPOSALS : t->copies ? COPIES : PROPOSALS);
   r->seconds[r->steps % MM_DRAFTS_TIMES] = seconds;
   r->tokens += r->steps ? (tokens - r->tokens) / 8 : tokens;
   r->steps++;

@@ -33,7 +33,7 @@ static job *copy_request(const mm_request *r, mm_err *err) {
   if (!j) return NULL;
   j->r = *r;
   j->slot = -1;
-  j->acceptance = 1;
+  j->lookup.acceptance[0] = j->lookup.acceptance[1] = 1;
   j->count = r->prompt_count;
   j->r.sampling.prompt = r->prompt_count;
   const bool stop = copy_array((const void **)&j->r.stop, r->stop_count, sizeof *r->stop, err),

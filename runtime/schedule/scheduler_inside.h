@@ -19,6 +19,13 @@ typedef struct mm_receiver mm_receiver;
 /* A prompt that another server is to compute: not asked, under way, in the prefix cache, or computed here in place of that. */
 typedef enum fetch_state { FETCH_NONE, FETCH_RUNS, FETCH_CAME, FETCH_FAILED } fetch_state;
 
+/* What proposals for a request follow. */
+typedef struct job_lookup {
+  double acceptance[2];       /* share of proposals that were right of late: behind short matches and the draft's, behind long ones */
+  bool long_match;            /* the last proposals followed a long one, or would have */
+  uint32_t copied, copied_at; /* place of its own tokens that goes on as the last ones do, when it had so many; 0: none */
+} job_lookup;
+
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
 typedef struct job {
   struct job *next, *previous; /* among the living; under the lock */
@@ -47,8 +54,8 @@ typedef struct job {
   uint32_t had;    /* tokens that the cache had before that */
   uint32_t drafts; /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
-  double began;               /* when it had its first slot; 0: it has had none */
-  double acceptance;          /* share of its proposals that were right of late */
+  double began; /* when it had its first slot; 0: it has had none */
+  job_lookup lookup;
   uint32_t drafted, accepted; /* of all its steps: tokens proposed, and those that were right */
   mm_gram_index grams;
   uint32_t learned, learned_at; /* proposals of the engine's draft after so many tokens */
@@ -76,6 +83,7 @@ typedef struct step {
   double began;      /* when it was queued */
   uint32_t decoders; /* requests that it decodes for; 0 where it reads prompts too */
   bool drafted;      /* with proposals among its rows */
+  bool copies;       /* some of them behind a long match */
 } step;
 
 #define MM_DRAFTS_TIMES 8
@@ -100,13 +108,14 @@ typedef struct step_arrays {
 
 /* Proposals of the next steps, and the rates that decide for them. */
 typedef struct step_drafts {
-  rate *rate;                /* [slots + 1, 2] by how many decode: without proposals and with; NULL: none are made */
+  rate *rate; /* [slots + 1, 3] by how many decode: without proposals, with any, with some behind long matches; NULL: none are made */
   mm_reply_index *replies;   /* or NULL, as rate */
   mm_draft_request *request; /* [slots] of a learned draft, or NULL */
   int32_t *proposed;         /* [slots, MM_DRAFTS] */
   double began;              /* when the learned draft was asked for the next step's proposals; 0: it was not */
   double over;               /* when the last step was collected */
   bool wanted;               /* the next step may have proposals */
+  bool copies_only;          /* behind long matches alone */
 } step_drafts;
 
 /* Groups of attention (mm_engine_groups): slot s belongs to group s mod count. */
@@ -288,15 +297,16 @@ void mm_transfer_idle(mm_scheduler *s);
 /* ---- drafts.c ---- */
 MM_MUST_USE bool mm_drafts_open(mm_scheduler *s, mm_err *err);
 void mm_drafts_close(mm_scheduler *s);
-/* Returns true if drafts pay for the number of requests that decode now, as measured; now and then returns the opposite, to measure that
- * too. */
+/* Returns true if proposals pay for the number of requests that decode now, as measured, all of them or, where a request seems to copy what
+ * stands before, those behind long matches (copies_only); now and then returns the opposite, to measure that too. */
 bool mm_drafts_wanted(mm_scheduler *s);
 /* Asks the engine's draft, if it has one, for proposals for the jobs that the next step decodes. After a failure no slot holds anything. */
 MM_MUST_USE bool mm_drafts_propose(mm_scheduler *s, mm_err *err);
 /* Proposes at most `most` tokens after the job's last one; how many. */
 uint32_t mm_drafts_find(const mm_scheduler *s, job *j, uint32_t most);
-/* The job got a token, and may look proposals up before the next step. */
-void mm_drafts_prefetch(const mm_scheduler *s, job *j);
+/* The job got tokens: while proposals are made, what the next lookup reads is fetched; else it is noted whether a long match stands before.
+ */
+void mm_drafts_look(mm_scheduler *s, job *j);
 /* The job has ended: its reply is where the next ones are looked up too. */
 void mm_drafts_keep(mm_scheduler *s, const job *j);
 void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right);

@@ -61,7 +61,7 @@ static double measure(uint32_t requests, uint32_t steps, bool repeats, double *b
     mm_reply_index_add(s.draft.replies, 0, reply, REPLY);
   }
   for (uint32_t i = 0; i < requests; i++) {
-    j[i] = (job){.count = PROMPT, .r = {.prompt_count = PROMPT, .max_tokens = steps + 9, .drafts = MM_DRAFTS}, .acceptance = 1};
+    j[i] = (job){.count = PROMPT, .r = {.prompt_count = PROMPT, .max_tokens = steps + 9, .drafts = MM_DRAFTS}, .lookup.acceptance = {1, 1}};
     must((j[i].token = mm_calloc(PROMPT + (size_t)steps, sizeof *j[i].token, &err)), &err);
     for (uint32_t t = 0; t < PROMPT; t++) j[i].token[t] = next_id(j[i].token, t, repeats);
   }
@@ -72,7 +72,7 @@ static double measure(uint32_t requests, uint32_t steps, bool repeats, double *b
   for (uint32_t n = 0; n < steps; n++) {
     for (uint32_t i = 0; i < requests; i++) j[i].token[j[i].count] = next_id(j[i].token, j[i].count, repeats), j[i].count++;
     const double start = mm_now();
-    for (uint32_t i = 0; i < requests; i++) mm_drafts_prefetch(&s, &j[i]);
+    for (uint32_t i = 0; i < requests; i++) mm_drafts_look(&s, &j[i]);
     for (uint32_t i = 0; i < requests; i++) proposed += mm_drafts_find(&s, &j[i], MM_DRAFTS) > 0;
     time[n] = mm_now() - start;
   }

@@ -71,6 +71,29 @@ TEST(test_sequence) {
   free(token);
 }
 
+/* Near an expected place, compared with all places in the order of their distance. */
+TEST(test_copy) {
+  enum { MOST = 700 };
+  int32_t token[MOST];
+  uint32_t found = 0;
+  for (uint32_t r = 0; r < 4000; r++) {
+    uint32_t count = 0, matched, want = 0, want_matched = 0;
+    more_text(token, &count, 3 + below(MOST - 3), 2 + below(20));
+    const uint32_t place = 2 + below(count - 2);
+    assert_int_equal(mm_copy_match(token, count, place), equal_before(token, place, token, count));
+    for (uint32_t i = 0; i < 2 * 64; i++) { /* 64 places from it on, then 64 before it */
+      const int64_t at = i < 64 ? (int64_t)place + i : (int64_t)place - 64 + (i - 64);
+      if (at < 2 || at >= count) continue;
+      const uint32_t equal = equal_before(token, (uint32_t)at, token, count);
+      if (equal >= 2 && equal > want_matched) want = (uint32_t)at, want_matched = equal;
+    }
+    assert_int_equal(mm_copy_find(token, count, place, &matched), want);
+    assert_int_equal(matched, want_matched);
+    found += want > 0;
+  }
+  assert_true(found > 1000);
+}
+
 /* Replies of three salts: the longest of the latest 4 matches under the own one, and never a token of another. */
 TEST(test_replies) {
   mm_err err = {0};

@@ -11,6 +11,7 @@ enum { SLOTS = 4, STEPS = 1000 };
 typedef struct machine {
   double step, row, acceptance;
   uint32_t drafts;
+  double copied, right; /* of the steps: those in which requests copy; chance of a proposal then */
 } machine;
 
 static uint64_t seed = 1;
@@ -31,11 +32,14 @@ static double share(const machine *m, uint32_t decoders) {
   uint32_t drafted = 0;
   double now = 100;
   for (uint32_t i = 0; i < STEPS; i++, s.own.steps++) {
+    const bool copies = i % 100 < 100 * m->copied;
+    for (uint32_t d = 0; d < decoders; d++) each[d].lookup.long_match = copies;
     step t = {.began = now, .decoders = decoders, .drafted = mm_drafts_wanted(&s)};
+    t.copies = t.drafted && copies;
     uint32_t rows = decoders, tokens = decoders;
-    for (uint32_t d = 0; t.drafted && d < decoders; d++) {
+    for (uint32_t d = 0; t.drafted && (copies || !s.draft.copies_only) && d < decoders; d++) {
       rows += m->drafts;
-      for (uint32_t k = 0; k < m->drafts && uniform() < m->acceptance; k++) tokens++;
+      for (uint32_t k = 0; k < m->drafts && uniform() < (copies ? m->right : m->acceptance); k++) tokens++;
     }
     now += (m->step + m->row * rows) * (0.9 + 0.2 * uniform()) * (uniform() < 0.03 ? 10 : 1);
     mm_drafts_measure(&s, &t, tokens, now);
@@ -46,8 +50,8 @@ static double share(const machine *m, uint32_t decoders) {
 }
 
 TEST(test_rates) {
-  static const machine pays[] = {{1e-3, 0, 0.9, 7}, {1e-3, 0, 0.3, 7}, {1e-3, 1e-4, 0.9, 4}, {0, 1e-3, 1, 0}},
-                       costs[] = {{0, 1e-3, 0.6, 2}, {0, 1e-3, 0, 1}, {1e-3, 1e-3, 0.3, 5}, {1e-3, 2e-4, 0, 7}};
+  static const machine pays[] = {{1e-3, 0, 0.9, 7, 0, 0}, {1e-3, 0, 0.3, 7, 0, 0}, {1e-3, 1e-4, 0.9, 4, 0, 0}, {0, 1e-3, 1, 0, 0, 0}},
+                       costs[] = {{0, 1e-3, 0.6, 2, 0, 0}, {0, 1e-3, 0, 1, 0, 0}, {1e-3, 1e-3, 0.3, 5, 0, 0}, {1e-3, 2e-4, 0, 7, 0, 0}};
   for (uint32_t decoders = 1; decoders <= SLOTS; decoders++)
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++) {
       if (pays[i].drafts) assert_true(share(&pays[i], decoders) > 0.9);
@@ -55,11 +59,45 @@ TEST(test_rates) {
     }
 }
 
+/* Requests that copy in two steps of five: these have proposals where the others' cost, and none where every row does. */
+TEST(test_copies) {
+  const machine pays = {1e-3, 1e-4, 0, 7, 0.4, 1}, costs = {0, 1e-3, 0, 7, 0.4, 0.7};
+  for (uint32_t decoders = 1; decoders <= SLOTS; decoders++) {
+    const double some = share(&pays, decoders);
+    if (some < 0.35 || some > 0.45) fail_msg("%u decoders: %.2f of the steps", decoders, some);
+    assert_true(share(&costs, decoders) < 0.1);
+  }
+}
+
+/* A text is copied, a part of it edited: proposals go on behind the edited part, although other places have the same last tokens. */
+TEST(test_edited) {
+  enum { LINES = 40, LINE = 9, PROMPT = LINES * LINE };
+  mm_scheduler s = {.c.drafts = MM_DRAFTS, .draft.wanted = true};
+  int32_t token[2 * PROMPT];
+  for (uint32_t i = 0; i < PROMPT; i++) token[i] = i % LINE >= LINE - 4 ? (int32_t)(i % LINE) : (int32_t)(100 + i); /* lines end alike */
+  job j = {.token = token, .r = {.prompt_count = PROMPT, .max_tokens = 999, .drafts = MM_DRAFTS}, .lookup.acceptance = {1, 1}};
+  for (uint32_t line = 0; line < LINES; line++) {
+    const bool edited = line % 8 == 7;
+    for (uint32_t i = 0; i < LINE; i++) {
+      const uint32_t at = line * LINE + i;
+      j.count = PROMPT + at;
+      const uint32_t n = mm_drafts_find(&s, &j, 99);
+      token[j.count] = edited && i < LINE - 4 ? (int32_t)(5000 + at) : token[at];
+      /* The first line has its beginning to be found by, one behind an edited one the ends of lines that are all alike. */
+      const bool copies = (line > 0 || i > 4) && !(edited && i < LINE - 2) && at + MM_DRAFTS < PROMPT;
+      if (!copies) continue;
+      if (n != MM_DRAFTS) fail_msg("line %u, token %u: %u proposals", line, i, n);
+      assert_int_equal(j.draft[0], token[at]);
+    }
+  }
+  mm_gram_index_close(&j.grams);
+}
+
 /* The tokens that followed the last three tokens before, latest first; else the last two; going on where the tokens end. */
 TEST(test_found) {
   mm_scheduler s = {.c.drafts = MM_DRAFTS, .draft.wanted = true};
   int32_t three[] = {1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 9, 2, 3, 8, 1, 2, 3}, two[] = {9, 2, 3, 4, 7, 2, 3}, none[] = {1, 2, 3, 4, 5, 6};
-  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99, .drafts = MM_DRAFTS}, .acceptance = 1};
+  job j = {.token = three, .count = 17, .r = {.prompt_count = 17, .max_tokens = 99, .drafts = MM_DRAFTS}, .lookup.acceptance = {1, 1}};
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
   assert_memory_equal(j.draft, ((int32_t[]){6, 7, 9, 2, 3, 8, 1}), sizeof j.draft);
   assert_int_equal(mm_drafts_find(&s, &j, 2), 2);
@@ -71,9 +109,9 @@ TEST(test_found) {
   j.token = two, j.count = j.r.prompt_count = 7, j.r.max_tokens = 99;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 7);
   assert_memory_equal(j.draft, ((int32_t[]){4, 7, 2, 3, 4, 7, 2}), sizeof j.draft);
-  j.acceptance = 0;
+  j.lookup.acceptance[0] = 0;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 1);
-  j.acceptance = 1, j.r.drafts = 2;
+  j.lookup.acceptance[0] = 1, j.r.drafts = 2;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 2);
   j.r.drafts = 0;
   assert_int_equal(mm_drafts_find(&s, &j, 99), 0);
