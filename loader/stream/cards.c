@@ -11,7 +11,9 @@
 #define NATIVE   "portable kernels (code of sm_80)"
 #define PTX      "portable kernels (PTX of compute_90), no FP4 products of the device"
 #define IN_PTX   "as PTX of compute_80 on H100 and H200"
-#define IN_99_KB IN_PTX " with 99 KB of shared memory for a block"
+#define IN_99_KB IN_PTX WITH_99
+#define IN_90    "as code of compute_90 on H200"
+#define WITH_99  " with 99 KB of shared memory for a block"
 #define TOO_OLD  "the kernels need sm_80 or newer"
 
 static const mm_gpu_card cards[] = {
@@ -19,14 +21,14 @@ static const mm_gpu_card cards[] = {
     {"A100-80GB", GB(80), 80, NATIVE, IN_PTX},
     {"RTX-3090", GB(24), 86, NATIVE, IN_99_KB},
     {"RTX-4090", GB(24), 89, NATIVE, IN_99_KB},
-    {"RTX-5090", GB(32), 120, PTX, IN_99_KB},
+    {"RTX-5090", GB(32), 120, PTX, IN_90 WITH_99},
     {"RTX-6000-Ada", GB(48), 89, NATIVE, IN_99_KB},
-    {"RTX-PRO-6000", GB(96), 120, PTX, IN_99_KB},
+    {"RTX-PRO-6000", GB(96), 120, PTX, IN_90 WITH_99},
     {"L40S", GB(48), 89, NATIVE, IN_99_KB},
     {"H100", GB(80), 90, HOPPER, "on this card"},
     {"H200", GB(141), 90, HOPPER, "on this card"},
     {"H20", GB(96), 90, HOPPER, "on H100 and H200"},
-    {"B200", GB(180), 100, PTX, IN_PTX},
+    {"B200", GB(180), 100, PTX, IN_90},
     {"V100", GB(32), 70, NULL, TOO_OLD},
     {"T4", GB(16), 75, NULL, TOO_OLD},
 };
