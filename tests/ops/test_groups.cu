@@ -169,6 +169,42 @@ void check_combined(uint32_t ranks, uint32_t groups) {
               ok);
 }
 
+/* So many us on the device. */
+__global__ void be_late(uint64_t us) {
+  grid_wait();
+  uint64_t from, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - from < us * 1000);
+}
+
+/* us that an exchange takes of `rows` rows of both groups when the ranks are late for it by turns, beyond the lateness. */
+double late_gather(member *m, uint32_t rows, uint32_t late_us) {
+  const auto g = rows_of(m->ranks, 3072, [&] { return rows / m->ranks; });
+  uint32_t turn = 0;
+  return time_in_graph(m, 20,
+                       [&] {
+                         if (turn++ % m->ranks == m->rank) CUDA_OK(launch(be_late, 1, 1, 0, m->s, late_us));
+                         CUDA_OK(mm_cu_peers_gather_rows(m->peers, g, reinterpret_cast<__nv_bfloat16 *>(m->source),
+                                                         reinterpret_cast<__nv_bfloat16 *>(m->x), m->s));
+                       }) -
+         late_us;
+}
+
+/* A rank that waited sees its rows at once: what it does while it waits must not make it late for the next exchange. */
+void check_lateness() {
+  double beyond = 0;
+  on_ranks(2, 20, [&](member *m) {
+    CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
+    if (!mm_cu_peers_distinct(m->peers) || mm_cu_peers_hosted(m->peers)) return;
+    const double us = late_gather(m, 256, 400);
+    if (m->rank == 0) beyond = us;
+  });
+  report("peers: us that rows between groups take after a wait of 400 us (0: not of ranks that share a device, or write to host memory)",
+         beyond, 60);
+}
+
 }  // namespace
 
 void test_groups() {
@@ -176,6 +212,7 @@ void test_groups() {
   for (const auto &c : cuts) check_groups(c.ranks, c.groups);
   check_replays(2, 2), check_replays(4, 2);
   check_combined(2, 2), check_combined(4, 2), check_combined(4, 4);
+  check_lateness();
 }
 
 /* Rows of all groups; of each direction the median. */
@@ -197,4 +234,17 @@ static void bench_cut(uint32_t ranks, uint32_t groups) {
   });
 }
 
-void bench_groups() { bench_cut(2, 2), bench_cut(4, 2); }
+/* After a wait that the ranks have by turns. */
+static void bench_late() {
+  on_ranks(2, 20, [&](member *m) {
+    CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
+    for (const uint32_t rows : {8u, 64u, 256u})
+      for (const uint32_t late_us : {50u, 200u, 400u, 800u, 3000u, 6000u}) {
+        const double beyond = late_gather(m, rows, late_us);
+        if (m->rank == 0)
+          printf("peers: [%u, 3072] between 2 groups, by turns late by %u us: gather %.2f us more\n", rows, late_us, beyond);
+      }
+  });
+}
+
+void bench_groups() { bench_cut(2, 2), bench_cut(4, 2), bench_late(); }
