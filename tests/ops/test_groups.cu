@@ -1,10 +1,11 @@
-/* Rows that go between groups of ranks (ranks_groups.cu), against the host's, number by number: groups of every size, with as many rows
- * each and with as many as chance gives, idle ones of one row; as words, by slabs and in several launches; in turns with sums, and
- * replayed. And how long both take. */
+/* Rows that go between groups of ranks (ranks_groups.cu, ranks_codes.cu), against the host's, number by number: groups of every size, with
+ * as many rows each and with as many as chance gives, idle ones of one row; as words, by slabs and in several launches; in turns with sums,
+ * and replayed. And how long both take. */
 #include <string.h>
 
 #include <algorithm>
 
+#include "quant/numbers.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"
 
@@ -169,6 +170,114 @@ void check_combined(uint32_t ranks, uint32_t groups) {
               ok);
 }
 
+/* Rows as codes in a member's memory, and choices: parts of m->x, each far from the next. */
+struct coded_rows {
+  static constexpr size_t kCode = 0, kScale = (size_t)80 << 20, kId = (size_t)84 << 20, kWeight = (size_t)86 << 20,
+                          kLoad = (size_t)88 << 20, kMost = (size_t)90 << 20;
+  const mm_cu_group_rows &g;
+  uint32_t rows, top_k, experts, first, held, t;
+  mm_cu_codes to = {};
+  mm_cu_route r = {};
+
+  coded_rows(const member &m, const mm_cu_group_rows &of, uint32_t k, uint32_t chosen_first, uint32_t chosen_held, uint32_t trial)
+      : g(of), rows(of.first[of.groups]), top_k(k), experts(32), first(chosen_first), held(chosen_held), t(trial) {
+    to = {reinterpret_cast<uint8_t *>(m.x + kCode), reinterpret_cast<float *>(m.x + kScale), rows, g.width, rows};
+    r.experts = experts, r.top_k = top_k, r.first = first, r.held = held;
+    r.id = reinterpret_cast<uint32_t *>(m.x + kId), r.weight = reinterpret_cast<float *>(m.x + kWeight);
+    r.load = reinterpret_cast<unsigned long long *>(m.x + kLoad);
+  }
+  /* Column c of a row of all: groups of 128 columns of very different sizes, one of zeros. */
+  float value(uint32_t row, uint32_t c) const {
+    const uint32_t size = (row * 7 + c / 128 * 3) % 12;
+    return size == 11 ? 0 : rounded(ldexpf(number(t, 3, (size_t)row * g.width + c), (int)size * 3 - 18));
+  }
+  uint32_t id(uint32_t row, uint32_t i) const { return row % 9 == 5 ? ~0u : (row * 5 + i * 3 + t) % experts; } /* some are padding */
+  float weight(uint32_t row, uint32_t i) const { return number(t, 4, (size_t)row * top_k + i); }
+  void fill(const member &m, uint32_t own) const {
+    const uint32_t begin = g.first[own], n = g.first[own + 1] - begin;
+    __nv_bfloat16 *const host = reinterpret_cast<__nv_bfloat16 *>(m.host);
+    CUDA_OK(cudaMemsetAsync(m.x, 0xee, kLoad, m.s));
+    CUDA_OK(cudaMemsetAsync(m.x + kLoad, 0, experts * sizeof *r.load, m.s));
+    for (size_t i = 0; i < (size_t)n * g.width; i++)
+      host[i] = __float2bfloat16(value(begin + (uint32_t)(i / g.width), (uint32_t)(i % g.width)));
+    CUDA_OK(cudaMemcpyAsync(m.source, host, (size_t)n * g.width * 2, cudaMemcpyHostToDevice, m.s));
+    CUDA_OK(cudaStreamSynchronize(m.s));
+    uint32_t *const ids = reinterpret_cast<uint32_t *>(m.host);
+    float *const weights = reinterpret_cast<float *>(m.host) + (size_t)n * top_k;
+    for (uint32_t i = 0; i < n * top_k; i++) ids[i] = id(begin + i / top_k, i % top_k), weights[i] = weight(begin + i / top_k, i % top_k);
+    CUDA_OK(cudaMemcpyAsync(r.id + (size_t)begin * top_k, ids, (size_t)n * top_k * 4, cudaMemcpyHostToDevice, m.s));
+    CUDA_OK(cudaMemcpyAsync(r.weight + (size_t)begin * top_k, weights, (size_t)n * top_k * 4, cudaMemcpyHostToDevice, m.s));
+  }
+  /* What the CPU makes of the rows (quant/activation.c), on this rank. */
+  bool same_codes(const member &m) const {
+    const mm_act_format *f = &mm_act_formats[MM_ACT_FP8_GROUP];
+    const uint32_t groups = g.width / 128;
+    CUDA_OK(cudaMemcpyAsync(m.host, to.scale, (size_t)rows * groups * 4, cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaStreamSynchronize(m.s));
+    const std::vector<float> scale(reinterpret_cast<float *>(m.host), reinterpret_cast<float *>(m.host) + (size_t)rows * groups);
+    CUDA_OK(cudaMemcpyAsync(m.host, to.code, (size_t)rows * g.width, cudaMemcpyDeviceToHost, m.s));
+    CUDA_OK(cudaStreamSynchronize(m.s));
+    std::vector<float> x(g.width), amax(groups + 1);
+    bool same = true;
+    for (uint32_t row = 0; row < rows && same; row += rows > 3000 ? 17 : 1) {
+      for (uint32_t c = 0; c < g.width; c++) x[c] = value(row, c);
+      std::fill(amax.begin(), amax.end(), 0);
+      mm_act_amax(f, x.data(), g.width, 0, amax.data());
+      mm_act_codes(f, x.data(), g.width, 0, amax.data(), 0);
+      for (uint32_t c = 0; c < g.width; c++) same = same && (uint8_t)m.host[(size_t)row * g.width + c] == mm_f32_to_e4m3(x[c]);
+      for (uint32_t i = 0; i < groups; i++) same = same && scale[(size_t)i * rows + row] == amax[1 + i];
+    }
+    return same;
+  }
+  /* Choices by this rank's numbers, and how many rows chose each. */
+  bool same_choices(const member &m) const {
+    const size_t pairs = (size_t)rows * top_k;
+    std::vector<uint32_t> ids(pairs);
+    std::vector<float> weights(pairs);
+    std::vector<unsigned long long> load(experts), want(experts);
+    CUDA_OK(cudaMemcpy(ids.data(), r.id, pairs * 4, cudaMemcpyDeviceToHost));
+    CUDA_OK(cudaMemcpy(weights.data(), r.weight, pairs * 4, cudaMemcpyDeviceToHost));
+    CUDA_OK(cudaMemcpy(load.data(), r.load, experts * sizeof load[0], cudaMemcpyDeviceToHost));
+    bool same = true;
+    for (size_t i = 0; i < pairs; i++) {
+      const uint32_t of = id((uint32_t)(i / top_k), (uint32_t)(i % top_k)), own = held == 0 ? of : of - first < held ? of - first : ~0u;
+      same = same && ids[i] == own && weights[i] == weight((uint32_t)(i / top_k), (uint32_t)(i % top_k));
+      if (of != ~0u) want[of]++;
+    }
+    return same && load == want;
+  }
+};
+
+/* Codes of all rows and the choices that came with them, against the CPU's. */
+void check_codes(uint32_t ranks, uint32_t groups) {
+  const uint64_t seed = g_rng.next();
+  const bool ok = on_ranks(
+      ranks, 30,
+      [&](member *m) {
+        rng g = {seed};
+        const uint32_t own = m->rank / (ranks / groups);
+        for (uint32_t t = 0; t < 24; t++) {
+          const uint32_t width = g.below(4) ? 128 * (1 + g.below(24)) : 6144, idle = g.below(3), most = 1 + g.below(t % 6 ? 40 : 400);
+          auto rows = rows_of(groups, width, [&] { return idle || g.below(3) ? 1 + g.below(most) : 1; });
+          if (t == 11 && ranks == 2) rows = rows_of(groups, 6144, [] { return 5300u; }); /* more than a launch takes */
+          const uint32_t top_k = 1u << (1 + g.below(3)), held = g.below(2) ? 8 : 0;
+          const coded_rows c(*m, rows, top_k, held ? 8 * (m->rank % 4) : 0, held, t);
+          c.fill(*m, own);
+          if (g.below(3) == 0) CUDA_OK(mm_cu_peers_sum_f32(m->peers, reinterpret_cast<float *>(m->source + (80u << 20)), 4096, m->s));
+          CUDA_OK(mm_cu_peers_gather_codes(m->peers, rows, c.to, c.r, reinterpret_cast<__nv_bfloat16 *>(m->source), m->s));
+          CUDA_OK(cudaStreamSynchronize(m->s));
+          m->ok = c.same_codes(*m) && c.same_choices(*m) && m->ok;
+          m->together();
+        }
+        mm_err err = {};
+        must(mm_cu_peers_check(m->peers, &err), err);
+      },
+      coded_rows::kMost);
+  report_true("peers: rows between " + std::to_string(groups) + " groups of " + std::to_string(ranks) +
+                  " ranks as codes, with choices and load = the CPU's, bit for bit",
+              ok);
+}
+
 /* So many us on the device. */
 __global__ void be_late(uint64_t us) {
   grid_wait();
@@ -212,26 +321,35 @@ void test_groups() {
   for (const auto &c : cuts) check_groups(c.ranks, c.groups);
   check_replays(2, 2), check_replays(4, 2);
   check_combined(2, 2), check_combined(4, 2), check_combined(4, 4);
+  check_codes(2, 2), check_codes(4, 2), check_codes(4, 4), check_codes(8, 4);
   check_lateness();
 }
 
 /* Rows of all groups; of each direction the median. */
 static void bench_cut(uint32_t ranks, uint32_t groups) {
-  on_ranks(ranks, 20, [&](member *m) {
-    CUDA_OK(cudaMemsetAsync(m->x, 0, kMost, m->s));
-    CUDA_OK(cudaMemsetAsync(m->source, 0, kMost, m->s));
-    for (const uint32_t rows : {8u, 64u, 256u, 1024u, 4096u}) {
-      const auto g = rows_of(groups, 3072, [&] { return rows / groups; });
-      __nv_bfloat16 *const all = reinterpret_cast<__nv_bfloat16 *>(m->source), *const mine = reinterpret_cast<__nv_bfloat16 *>(m->x);
-      const int count = rows > 256 ? 10 : 100;
-      const double gather = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_gather_rows(m->peers, g, all, mine, m->s)); });
-      const double scatter = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_scatter_rows(m->peers, g, mine, all, m->s)); });
-      const double sum = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_sum(m->peers, all, (uint64_t)rows * g.width, m->s)); });
-      if (m->rank == 0)
-        printf("peers: [%u, %u] between %u groups of %u ranks: gather %.2f us, scatter %.2f us; a sum of all rows %.2f us\n", rows, g.width,
-               groups, ranks, gather, scatter, sum);
-    }
-  });
+  on_ranks(
+      ranks, 20,
+      [&](member *m) {
+        CUDA_OK(cudaMemsetAsync(m->x, 0, coded_rows::kMost, m->s));
+        CUDA_OK(cudaMemsetAsync(m->source, 0, coded_rows::kMost, m->s));
+        for (const uint32_t rows : {8u, 64u, 256u, 1024u, 4096u}) {
+          const auto g = rows_of(groups, 3072, [&] { return rows / groups; });
+          __nv_bfloat16 *const all = reinterpret_cast<__nv_bfloat16 *>(m->source), *const mine = reinterpret_cast<__nv_bfloat16 *>(m->x);
+          const int count = rows > 256 ? 10 : 100;
+          const double gather = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_gather_rows(m->peers, g, all, mine, m->s)); });
+          const double scatter = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_scatter_rows(m->peers, g, mine, all, m->s)); });
+          coded_rows coded(*m, g, 8, 0, 0, 0);
+          const double codes =
+              time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_gather_codes(m->peers, g, coded.to, coded.r, mine, m->s)); });
+          const double sum = time_in_graph(m, count, [&] { CUDA_OK(mm_cu_peers_sum(m->peers, all, (uint64_t)rows * g.width, m->s)); });
+          if (m->rank == 0)
+            printf(
+                "peers: [%u, %u] between %u groups of %u ranks: gather %.2f us, as codes %.2f us, scatter %.2f us; a sum of all rows %.2f "
+                "us\n",
+                rows, g.width, groups, ranks, gather, codes, scatter, sum);
+        }
+      },
+      coded_rows::kMost);
 }
 
 /* After a wait that the ranks have by turns. */

@@ -296,7 +296,8 @@ bool load_kernels(mm_err *err) {
                                  mm_cu_group_kernel(2),
                                  mm_cu_group_kernel(3),
                                  mm_cu_group_kernel(4),
-                                 mm_cu_group_kernel(5)};
+                                 mm_cu_group_kernel(5),
+                                 mm_cu_codes_kernel()};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;

@@ -262,6 +262,8 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
 const void *mm_cu_large_sum_kernel(int i);
 /* The six of ranks_groups.cu, likewise. */
 const void *mm_cu_group_kernel(int i);
+/* That of ranks_codes.cu. */
+const void *mm_cu_codes_kernel();
 
 /* This rank's, for kernels of other files. */
 const peer_view &mm_cu_peers_view(const mm_cu_peers *p);
