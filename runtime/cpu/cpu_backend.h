@@ -291,7 +291,7 @@ void mm_cpu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *r
 void mm_cpu_scatter(mm_backend *b, mm_act to, mm_act from);
 void mm_cpu_gather_routed(mm_backend *b, uint32_t layer, mm_act to, mm_act from, const mm_group_rows *rows, const mm_packed *router,
                           const mm_packed *bias);
-mm_exchange mm_cpu_exchange(const mm_backend *b);
+mm_row_exchange mm_cpu_exchange(const mm_backend *b);
 /* Floats in which a row goes as codes; 0 where rows of some layer's experts do not. */
 uint32_t mm_cpu_packed_floats(const mm_backend *b);
 

@@ -57,11 +57,11 @@ uint32_t mm_cpu_packed_floats(const mm_backend *b) {
   return most;
 }
 
-mm_exchange mm_cpu_exchange(const mm_backend *b) {
-  if (!b->groups.packed) return (mm_exchange){.codes = MM_ACT_KEPT};
+mm_row_exchange mm_cpu_exchange(const mm_backend *b) {
+  if (!b->groups.packed) return (mm_row_exchange){.codes = MM_ACT_KEPT};
   const mm_packed *w = any_experts(b);
   const wire x = wire_of(b->c.model, w);
-  return (mm_exchange){.codes = w->scheme->act, .row_bytes = (uint32_t)x.end};
+  return (mm_row_exchange){.codes = w->scheme->act, .row_bytes = (uint32_t)x.end};
 }
 
 /* ---- a row ---- */

@@ -497,7 +497,7 @@ cudaError_t mm_cu_combine_gather(const mm_cu_peers *p, const mm_cu_group_rows &g
                                  cudaStream_t s);
 /* Codes of the rows of all groups, each under scales of 128 columns, from `mine`, the group's rows: as mm_cu_encode makes them. r.id and
  * r.weight hold the choices of the group's rows in their place among all, as indices of all experts, and become those of all rows, as
- * mm_cu_route says; they count as load. to: of all rows and g.width columns, a multiple of 128 (ranks_codes.cu). */
+ * mm_cu_route says; they count as load. to: of all rows and g.width columns, a multiple of 128 (moe/gather_codes.cu). */
 cudaError_t mm_cu_peers_gather_codes(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_codes &to, const mm_cu_route &r,
                                      const __nv_bfloat16 *mine, cudaStream_t s);
 /* Bytes that it sends of a row. */
@@ -513,7 +513,7 @@ void mm_cu_route_rows(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *
 /* mm_rank_ops. */
 void mm_cu_gather_routed(mm_backend *b, uint32_t layer, mm_act to, mm_act from, const mm_group_rows *rows, const mm_packed *router,
                          const mm_packed *bias);
-mm_exchange mm_cu_exchange(const mm_backend *b);
+mm_row_exchange mm_cu_exchange(const mm_backend *b);
 void mm_cu_plan(mm_backend *b, const mm_group_rows *rows);
 void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
 void mm_cu_scatter(mm_backend *b, mm_act to, mm_act from);

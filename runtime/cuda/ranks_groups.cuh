@@ -1,4 +1,4 @@
-/* Rows of groups as kernels between ranks take them (ranks_groups.cu, ranks_codes.cu). */
+/* Rows of groups as kernels between ranks take them (ranks_groups.cu, moe/gather_codes.cu). */
 #ifndef MM_CUDA_RANKS_GROUPS_CUH
 #define MM_CUDA_RANKS_GROUPS_CUH
 

@@ -76,7 +76,7 @@ bool mm_cu_open_codes(mm_backend *b, mm_err *err) {
   return true;
 }
 
-mm_exchange mm_cu_exchange(const mm_backend *b) {
+mm_row_exchange mm_cu_exchange(const mm_backend *b) {
   const uint32_t from = b->groups.coded_from[1];
   if (b->groups.count == 1 || from == UINT32_MAX) return {MM_ACT_KEPT, 0, 0};
   return {MM_ACT_FP8_GROUP, mm_cu_code_row_bytes(b->c.model->hidden, b->c.model->top_k), from};

@@ -9,13 +9,13 @@
 
 uint32_t mm_engine_groups(const mm_engine *e) { return e->groups.count; }
 
-mm_exchange mm_engine_exchange(const mm_engine *e) {
+mm_row_exchange mm_engine_exchange(const mm_engine *e) {
   const mm_forward *f = &e->rank[0].forward;
   const mm_rank_ops *ranks = &f->ops->ranks;
-  return e->groups.count > 1 && ranks->gather_routed ? ranks->exchange(f->backend) : (mm_exchange){.codes = MM_ACT_KEPT};
+  return e->groups.count > 1 && ranks->gather_routed ? ranks->exchange(f->backend) : (mm_row_exchange){.codes = MM_ACT_KEPT};
 }
 
-void mm_exchange_text(mm_exchange x, char *to, size_t size) {
+void mm_exchange_text(mm_row_exchange x, char *to, size_t size) {
   const mm_act_format *f = &mm_act_formats[x.codes];
   char scale[40] = "row", from[60] = "";
   if (f->code == MM_CODE_PLAIN) {

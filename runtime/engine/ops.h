@@ -250,11 +250,11 @@ typedef struct mm_joined_ops {
 } mm_joined_ops;
 
 /* How mm_rank_ops.gather_routed sends rows. */
-typedef struct mm_exchange {
+typedef struct mm_row_exchange {
   mm_act_quant codes; /* rounded so, as experts round them; MM_ACT_KEPT: as gather sends them, and the rest is 0 */
   uint32_t row_bytes; /* of a row with its selected experts and their weights */
   uint32_t from;      /* rows of all groups from which on decode steps take it */
-} mm_exchange;
+} mm_row_exchange;
 
 /* Rows that go from rank to rank. */
 typedef struct mm_rank_ops {
@@ -270,7 +270,7 @@ typedef struct mm_rank_ops {
    * that layer's experts then, and holds no rows. Experts give the bits that they give after gather and route. NULL: those two. */
   void (*gather_routed)(mm_backend *b, uint32_t layer, mm_act to, mm_act from, const mm_group_rows *rows, const mm_packed *router,
                         const mm_packed *bias);
-  mm_exchange (*exchange)(const mm_backend *b); /* of an open backend; NULL where gather_routed is */
+  mm_row_exchange (*exchange)(const mm_backend *b); /* of an open backend; NULL where gather_routed is */
   /* Before each begin, where there are several groups: the rows that gather is given, which stay valid until end. NULL: not called. */
   void (*plan)(mm_backend *b, const mm_group_rows *rows);
 } mm_rank_ops;

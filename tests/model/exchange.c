@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
   plain.ranks.gather_routed = NULL;
   mm_engine *const codes = open_engine(&shards, &mm_ops_cpu), *const rows = open_engine(&shards, &plain);
   const mm_model *m = mm_engine_model(codes);
-  const mm_exchange how = mm_engine_exchange(codes);
+  const mm_row_exchange how = mm_engine_exchange(codes);
   if (how.codes == MM_ACT_KEPT) return printf("rows do not go as codes\n"), 3;
   if (mm_engine_exchange(rows).codes != MM_ACT_KEPT) return printf("exchange: rows as they are, and codes\n"), 1;
   const size_t loads = (size_t)m->layers * m->experts;

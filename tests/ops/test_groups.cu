@@ -1,6 +1,6 @@
-/* Rows that go between groups of ranks (ranks_groups.cu, ranks_codes.cu), against the host's, number by number: groups of every size, with
- * as many rows each and with as many as chance gives, idle ones of one row; as words, by slabs and in several launches; in turns with sums,
- * and replayed. And how long both take. */
+/* Rows that go between groups of ranks (ranks_groups.cu, moe/gather_codes.cu), against the host's, number by number: groups of every size,
+ * with as many rows each and with as many as chance gives, idle ones of one row; as words, by slabs and in several launches; in turns with
+ * sums, and replayed. And how long both take. */
 #include <string.h>
 
 #include <algorithm>

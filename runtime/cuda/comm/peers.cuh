@@ -48,7 +48,7 @@ constexpr uint64_t kPeerSlab =
     (uint64_t)64 << 20; /* bytes of one step of a large sum; a rank's memory has four, or two and twice sum_bytes */
 constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* largest sum_bytes, of two ranks whose rows are sent as they are made */
 constexpr uint32_t kPeerLook = 256;                 /* polls between two looks at the clock */
-constexpr uint64_t kPeerAsk_ns = 4000000;           /* of waiting between two looks at host memory */
+constexpr uint64_t kPeerRead_ns = 4000000;          /* of waiting between two looks at host memory */
 
 /* In host memory, seen by all; read as one number. */
 struct alignas(8) peer_control {
@@ -109,7 +109,7 @@ static_assert(offsetof(peer_view, shared) == 72, "tests/ops/fake_device.h finds 
 struct peer_timeout {
   const peer_view &c;
   uint64_t from = 0;
-  uint32_t tries = 0, asked = 0;
+  uint32_t tries = 0, reads = 0;
 
   __device__ explicit peer_timeout(const peer_view &v) : c(v) {}
   /* True when the wait for rank r has timed out or another rank has failed. */
@@ -117,8 +117,8 @@ struct peer_timeout {
     if (++tries % kPeerLook) return false;
     const uint64_t now = now_ns();
     if (!from) from = now;
-    if (now - from < (asked + 1) * kPeerAsk_ns) return false;
-    asked++;
+    if (now - from < (reads + 1) * kPeerRead_ns) return false;
+    reads++;
     const uint2 control = get_shared_pair(&c.shared->state);
     if (control.x != MM_COMM_GOES_ON) return true;
     if (now - from < (uint64_t)control.y * 1000000) return false;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
 const void *mm_cu_large_sum_kernel(int i);
 /* The six of ranks_groups.cu, likewise. */
 const void *mm_cu_group_kernel(int i);
-/* That of ranks_codes.cu. */
+/* That of moe/gather_codes.cu. */
 const void *mm_cu_codes_kernel();
 
 /* This rank's, for kernels of other files. */
