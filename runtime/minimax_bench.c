@@ -258,9 +258,7 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "attn-tp", &a.attn_tp, "N",
                 "divides tp: groups of N ranks have all of attention and sequences of their own, for layers and decode (tp)", .lo = 1,
                 .hi = MM_BENCH_RANKS),
-      MM_OPTION(STR, "exchange", &a.exchange, "WORD",
-                "rows between these groups as codes with their experts, where the experts take such, or as rows (codes)",
-                .choices = "codes|rows"),
+      MM_OPTION(STR, "exchange", &a.exchange, "WORD", "of their rows: as codes where experts take these (codes)", .choices = "codes|rows"),
       MM_OPTION(
           U64, "batch", &a.batch, "N",
           "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 1, 16 and 64 for drafts, 63 for "
