@@ -352,6 +352,41 @@ static void bench_cut(uint32_t ranks, uint32_t groups) {
       coded_rows::kMost);
 }
 
+/* Each warp reads one word of host memory, the same one, so many times. */
+__global__ void read_host(const uint32_t *word, uint32_t times, uint32_t *sum) {
+  uint32_t v, all = 0;
+  for (uint32_t i = 0; i < times; i++) {
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+    all += v;
+  }
+  if (all) *sum = all;
+}
+
+/* Reads of a word by warps that wait (peer_timeout) follow one another. */
+static void bench_host_reads() {
+  uint32_t *word;
+  buffer<uint32_t> sum(1);
+  cudaEvent_t begin, end;
+  CUDA_OK(cudaHostAlloc(&word, sizeof *word, cudaHostAllocPortable | cudaHostAllocMapped));
+  CUDA_OK(cudaEventCreate(&begin));
+  CUDA_OK(cudaEventCreate(&end));
+  *word = 0;
+  for (const uint32_t blocks : {1u, 8u, 32u, 96u, 128u}) {
+    float ms[2];
+    for (uint32_t times = 0; times < 3; times++) { /* the first launch loads the kernel */
+      CUDA_OK(cudaEventRecord(begin));
+      read_host<<<blocks, 384>>>(word, times, sum.p);
+      CUDA_OK(cudaEventRecord(end));
+      CUDA_OK(cudaEventSynchronize(end));
+      if (times) CUDA_OK(cudaEventElapsedTime(&ms[times - 1], begin, end));
+    }
+    printf("host memory: %u warps read one word: %.1f us; twice %.1f us\n", blocks * 12, ms[0] * 1e3, ms[1] * 1e3);
+  }
+  CUDA_OK(cudaEventDestroy(begin));
+  CUDA_OK(cudaEventDestroy(end));
+  CUDA_OK(cudaFreeHost(word));
+}
+
 /* After a wait that the ranks have by turns. */
 static void bench_late() {
   on_ranks(2, 20, [&](member *m) {
@@ -365,4 +400,4 @@ static void bench_late() {
   });
 }
 
-void bench_groups() { bench_cut(2, 2), bench_cut(4, 2), bench_late(); }
+void bench_groups() { bench_cut(2, 2), bench_cut(4, 2), bench_late(), bench_host_reads(); }
