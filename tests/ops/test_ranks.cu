@@ -385,7 +385,7 @@ void check_codes(const std::string &dir, const std::vector<int32_t> &text) {
     std::vector<float> &all = logits[ops == &plain];
     for (const uint32_t slots : {kSlotsHere, 7u, 66u}) {
       uint32_t pos = 0;
-      for (const uint32_t each : {3u, 1u, 1u, 1u, 1u}) {
+      for (const uint32_t each : {slots == 7 ? 12u : 3u, 1u, 1u, 1u, 1u}) { /* chunks; rows like proposals; single tokens */
         const auto some = next_rows(e, slots, each, pos, text);
         all.insert(all.end(), some.begin(), some.end()), pos += each;
       }
