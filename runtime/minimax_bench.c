@@ -25,7 +25,7 @@ static bool measure_decode(mm_bench *b, uint32_t rows, mm_err *err) {
   const uint32_t own = rows / mm_bench_groups_of(b);
   if (!mm_bench_decode(b, NULL, own, &r.seconds, err)) return false;
   r.bytes = mm_bench_decode_bytes(b, own, b->c->context + 1);
-  if (b->ranks > 1) mm_bench_wire_bytes(b, rows, &r.wire, r.gather);
+  if (b->ranks > 1) mm_bench_wire_bytes(b, rows, &r.wire);
   r.floor_s = r.bytes / b->copy_rate;
   r.reached = b->reached;
   if (b->rank == 0) mm_bench_print_decode(&r, b->json);
@@ -184,8 +184,10 @@ static bool bench_all(void *args, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --model %s, which %s does not measure", a->model ? a->model : "",
                    subject);
   const mm_ops *ops = find_ops(a, err);
+  mm_ops plain;
   const unsigned threads = mm_engine_threads(a->threads, (uint32_t)a->tp);
   if (!ops || !mm_bench_copy_rate(ops, threads * (unsigned)a->tp, &copy_rate, err)) return false;
+  if (strcmp(a->exchange, "rows") == 0) plain = *ops, plain.ranks.gather_routed = NULL, ops = &plain;
   mm_bench_print_copy(copy_rate, a->json);
   for (size_t i = 0; mm_bench_case_at(a, i, &c); i++) {
     mm_bench b = {.c = &c,
@@ -229,6 +231,7 @@ static const mm_bench_args usual = {.kv = "auto",
                                     .act_quant = "on",
                                     .draft = "dflash",
                                     .draft_quant = "none",
+                                    .exchange = "codes",
                                     .steps = 64,
                                     .tp = 1,
                                     .ep = 1,
@@ -260,6 +263,7 @@ int main(int argc, char **argv) {
       MM_OPTION(U64, "attn-tp", &a.attn_tp, "N",
                 "divides tp: groups of N ranks have all of attention and sequences of their own, for layers and decode (tp)", .lo = 1,
                 .hi = MM_BENCH_RANKS),
+      MM_OPTION(STR, "exchange", &a.exchange, "WORD", "of their rows: as codes where experts take these (codes)", .choices = "codes|rows"),
       MM_OPTION(
           U64, "batch", &a.batch, "N",
           "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 1, 16 and 64 for drafts, 63 for "

@@ -71,8 +71,11 @@ static void say_cache(const mm_server *v) {
   if (!c.tokens) return;
   mm_log_say(&v->log, "KV cache: %llu tokens (%.2f GiB on each rank), a full sequence of %u fits %llu times", (unsigned long long)c.tokens,
              (double)c.bytes / (1 << 30), longest, (unsigned long long)c.sequences);
-  if (mm_engine_groups(v->engine) > 1)
-    mm_log_say(&v->log, "attention: %u groups of ranks, each with slots and an equal part of the KV cache", mm_engine_groups(v->engine));
+  if (mm_engine_groups(v->engine) == 1) return;
+  char text[200];
+  mm_exchange_text(mm_engine_exchange(v->engine), text, sizeof text);
+  mm_log_say(&v->log, "attention: %u groups of ranks, each with slots and an equal part of the KV cache; %s", mm_engine_groups(v->engine),
+             text);
 }
 
 static bool is_loopback(const char *host) {

@@ -14,7 +14,7 @@
 #   four       four ranks on two GPUs or one: a draft's blocks and chains compared with the CPU's; servers that propose by DFlash, EAGLE-3 and lookup: the replies without
 #   steps      recorded steps, warming, refusals
 #   ranks      checkpoints cut for two to eight ranks, --ep, --pp and --attn-tp among them, compared with one rank and the CPU; a rank that fails; MM_STEPS (10,000)
-#              steps after which the ranks of a stage hold the same rows
+#              steps after which the ranks of a stage hold the same rows; rows between groups as codes: the logits of rows as they are, bit for bit
 #   processes  ranks of a stage in processes of their own (mpirun, NCCL, two GPUs, a build with MPI=1): the logits and texts of one process
 #              to the bit
 #   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two compared with one
@@ -92,7 +92,7 @@ prepare() {
   # Groups of attention: dpG has G groups of one rank each, dpGtpN G groups of N ranks in all; ep2: ranks with experts of their own, pp2: stages.
   for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-bf16 tiny-m2-block_fp8 tiny-m2-nvfp4 tiny-m2-channel_fp8 tiny-m3-random-bf16 tiny-m2-wide-block_fp8 tiny-m2-wide-bf16; do
     source=tests/data/${name%-*}
-    case $name in *-wide-*) cuts='dp2 dp2tp4' source=$wide ;; tiny-m3-*) cuts='dp2 dp2tp4' ;; tiny-m1-bf16) cuts='dp2 dp2tp4 dp8 dp2pp2' ;; tiny-m2-block_fp8) cuts='dp2 dp2tp4 dp2ep2' ;; *) cuts='dp2 dp2tp4' ;; esac
+    case $name in *-wide-block_fp8) cuts='dp2 dp2tp4 dp2ep2' source=$wide ;; *-wide-*) cuts='dp2 dp2tp4' source=$wide ;; tiny-m3-*) cuts='dp2 dp2tp4' ;; tiny-m1-bf16) cuts='dp2 dp2tp4 dp8 dp2pp2' ;; tiny-m2-block_fp8) cuts='dp2 dp2tp4 dp2ep2' ;; *) cuts='dp2 dp2tp4' ;; esac
     for cut in $cuts; do
       case $cut in dp2) how='--tp 2 --attn-tp 1' ;; dp2ep2) how='--tp 2 --attn-tp 1 --ep 2' ;; dp2pp2) how='--tp 2 --attn-tp 1 --pp 2' ;; dp8) how='--tp 8 --attn-tp 1' ;; *) how='--tp 4 --attn-tp 2' ;; esac
       to=$work/ranks/$name-$cut

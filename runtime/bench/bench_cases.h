@@ -13,8 +13,9 @@ typedef struct mm_bench_args {
   uint64_t verify;                                /* 0: no verify rows */
   uint64_t dense;                                 /* UINT64_MAX: the subject's own */
   uint64_t shrink, threads, index_split;
-  uint64_t tp, ep;  /* ranks, and among how many groups of them experts are divided */
-  uint64_t attn_tp; /* ranks that attention is cut for; 0: tp */
+  uint64_t tp, ep;      /* ranks, and among how many groups of them experts are divided */
+  const char *exchange; /* of rows between groups of attention: codes or rows */
+  uint64_t attn_tp;     /* ranks that attention is cut for; 0: tp */
   bool json, quiet;
 } mm_bench_args;
 

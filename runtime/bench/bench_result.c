@@ -60,6 +60,7 @@ void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json) {
 }
 
 void mm_bench_print_decode(const mm_bench_result *r, bool json) {
+  const mm_bench_wire *w = &r->wire;
   const double rate = r->batch / r->seconds;
   if (json) {
     open_object(r);
@@ -67,9 +68,10 @@ void mm_bench_print_decode(const mm_bench_result *r, bool json) {
            r->kv_fp8 ? "true" : "false", r->seconds, rate);
     if (r->each > 1) printf(",\"verify\":%u", r->each);
     printf(",\"experts_a_layer\":%.3f,\"bytes\":%.0f,\"floor_s\":%.9g", r->reached, r->bytes, r->floor_s);
-    if (r->wire > 0) printf(",\"wire_bytes\":%.0f", r->wire);
-    if (r->gather[0] > 0)
-      printf(",\"gather_bytes\":%.0f,\"gather_fp8_bytes\":%.0f,\"gather_nvfp4_bytes\":%.0f", r->gather[0], r->gather[1], r->gather[2]);
+    if (w->all > 0) printf(",\"wire_bytes\":%.0f", w->all);
+    if (w->gathered > 0)
+      printf(",\"gather_bytes\":%.0f,\"gather_codes\":%s,\"gather_bf16_bytes\":%.0f,\"gather_fp8_bytes\":%.0f,\"gather_nvfp4_bytes\":%.0f",
+             w->gathered, w->codes ? "true" : "false", w->bf16, w->fp8, w->nvfp4);
     puts("}");
     return;
   }
@@ -79,9 +81,10 @@ void mm_bench_print_decode(const mm_bench_result *r, bool json) {
   printf(" x %u %s/%s/%s, decode B=%u%s context %u%s: %.1f us, %.1f tokens/s, %.1f experts a layer, %.3f GB, floor %.1f us, %.2f x floor",
          r->layers, r->c->quant, r->c->experts, r->c->head, r->batch / r->each, each, r->c->context, r->kv_fp8 ? " fp8" : "",
          r->seconds * 1e6, rate, r->reached, r->bytes * 1e-9, r->floor_s * 1e6, r->seconds / r->floor_s);
-  if (r->wire > 0) printf(", %.2f MB of rows sent", r->wire * 1e-6);
-  if (r->gather[0] > 0)
-    printf(", of them %.2f gathered (%.2f as FP8, %.2f as NVFP4)", r->gather[0] * 1e-6, r->gather[1] * 1e-6, r->gather[2] * 1e-6);
+  if (w->all > 0) printf(", %.2f MB of rows sent", w->all * 1e-6);
+  if (w->gathered > 0)
+    printf(", of them %.2f gathered as %s (rows in BF16 %.2f, FP8 %.2f, NVFP4 %.2f)", w->gathered * 1e-6,
+           w->codes ? "codes with experts" : "rows", w->bf16 * 1e-6, w->fp8 * 1e-6, w->nvfp4 * 1e-6);
   printf("\n");
 }
 

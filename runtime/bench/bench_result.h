@@ -22,6 +22,14 @@ typedef struct mm_bench_case {
                                 * sequence in their steps; 0: 8, 4 and 2 */
 } mm_bench_case;
 
+/* Bytes of rows that a rank sends to others in a decode step, in the exchanges of its layers; all 0: not known. */
+typedef struct mm_bench_wire {
+  double all;
+  double gathered;         /* of them those that groups of attention gather, */
+  bool codes;              /* as codes with the experts of each row, */
+  double bf16, fp8, nvfp4; /* and what the rows alone would be: FP8 with a scale for 128 numbers, NVFP4 with one for 16 */
+} mm_bench_wire;
+
 /* Words of a case are those of tables: none has a character that JSON escapes. Seconds and bytes are of one step, or of one layer's op. */
 typedef struct mm_bench_result {
   const mm_bench_case *c;
@@ -34,8 +42,7 @@ typedef struct mm_bench_result {
   double floor_s;          /* the least that the step could take */
   double reached;          /* experts of a layer that the step chose, on average */
   uint32_t attn_tp;        /* ranks that attention is cut for */
-  double wire;             /* bytes of rows that a rank sends in a step; 0: not known */
-  double gather[3];        /* of them those that groups of attention gather, and what they would be as codes of FP8 and NVFP4 */
+  mm_bench_wire wire;      /* bytes of rows that a rank sends in a step */
   double rate[3];          /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
   uint32_t index_split;    /* 0: none */
   const char *draft_quant; /* of drafts: the scheme of the draft's matrices */

@@ -106,10 +106,8 @@ MM_MUST_USE bool mm_bench_copy_rate(const mm_ops *ops, unsigned threads, double 
  * of all positions count for themselves. */
 double mm_bench_cache_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
 double mm_bench_index_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, double context);
-/* Bytes of rows that a rank sends to others in a decode step of so many rows in all, in the exchanges of its layers: wire[0] as they are;
- * gather[3]: of them those that groups of attention gather, as they are, and what codes would be: FP8 with a scale for 128 numbers, NVFP4
- * with one for 16. */
-void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, double *wire, double gather[3]);
+/* What a rank sends in a decode step of so many rows in all. */
+void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, mm_bench_wire *to);
 /* Bytes that a decode step must move: weights once, those of experts that were reached, states in and out, caches. */
 double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context);
 /* Bytes of weights that the draft's pass reads, or the passes of its chain for b->each rows: layers and head. */

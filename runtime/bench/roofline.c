@@ -34,14 +34,20 @@ double mm_bench_index_bytes(const mm_bench *b, uint32_t l, uint32_t rows, double
 /* Of each layer a sum of attention's rows and one of the MLP's, as they are added (runtime/cuda): of few rows a rank sends all of its own
  * to every other, of many each rank adds a part and sends the sums. Rows of groups go to the ranks of other groups, one rank of the group
  * sending each; back go the parts of all ranks to each rank of the group. */
-void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, double *wire, double gather[3]) {
+void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, mm_bench_wire *to) {
   const double row = 2.0 * b->model.hidden, others = b->ranks - 1.0, groups = mm_bench_groups_of(b), own = rows / groups;
-  const double group = b->attn_tp, bits[] = {16, 8 + 32.0 / 128, 4 + 8.0 / 16};
+  const double group = b->attn_tp, sent = groups > 1 ? b->model.layers * own / group * (b->ranks - group) : 0; /* rows that are gathered */
+  const double H = b->model.hidden;
+  const mm_rank_ops *ranks = &b->ops->ranks;
+  const mm_row_exchange how = sent > 0 && ranks->gather_routed ? ranks->exchange(b->forward.backend) : (mm_row_exchange){0};
   const double small = fmin(196608 * 8, 3 * 196608 * 8 / (group - 1)); /* bytes of a branch that is sent whole (mm_cu_peers_small) */
   const double sum = own * row * (own * row <= small ? group - 1 : 2 * (group - 1) / group);
-  for (int i = 0; i < 3; i++)
-    gather[i] = groups > 1 ? b->model.layers * own / group * (b->ranks - group) * b->model.hidden * bits[i] / 8 : 0;
-  *wire = b->model.layers * (groups > 1 ? sum + own * row * others : 2 * sum) + gather[0];
+  *to = (mm_bench_wire){.codes = how.codes != MM_ACT_KEPT && rows >= how.from,
+                        .bf16 = sent * 2 * H,
+                        .fp8 = sent * (H + H / 128 * 4),
+                        .nvfp4 = sent * (H / 2 + H / 16)};
+  to->gathered = to->codes ? sent * how.row_bytes : to->bf16;
+  to->all = b->model.layers * (groups > 1 ? sum + own * row * others : 2 * sum) + to->gathered;
 }
 
 double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context) {

@@ -157,6 +157,8 @@ static bool open_buffers(mm_backend *b, mm_err *err) {
   if (b->c.options.act_quant) {
     if (!(b->amax = matrix(b, pairs, mm_act_amaxes(&mm_act_formats[MM_ACT_NVFP4], (uint32_t)x.uncut), err))) return false;
     if (!(b->rounded = matrix(b, tokens, x.input, err))) return false;
+    const uint32_t packed = mm_cpu_packed_floats(b);
+    if (packed && !(b->groups.packed = matrix(b, tokens, packed, err))) return false;
   }
   if (!(b->row = mm_arena_alloc(&b->arena, tokens * sizeof *b->row, err))) return false;
   if (!(b->moe.pair_x = mm_arena_alloc(&b->arena, pairs * sizeof *b->moe.pair_x, err)) || !(b->moe.active = matrix(b, m->experts, 1, err)))
@@ -267,7 +269,7 @@ static bool cpu_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   size_t logits = (size_t)batch->out_count * mm_max(b->c.weights->vocab_rows, of_draft);
   if (!MM_GROW(b->logits.row, &b->logits.cap, logits, err)) return false;
   b->batch = b->groups.batch = batch;
-  b->ranks = b->groups.own;
+  b->ranks = b->groups.own, b->groups.rounded = NULL;
   b->err.status = MM_OK;
   if (batch->paging) copy_pages(b, batch->paging), mm_cpu_draft_copy(b, batch->paging);
   turn_rows(b);
@@ -361,7 +363,12 @@ const mm_ops mm_ops_cpu = {
               mm_cpu_eagle_before, mm_cpu_eagle_chain},
     .calibration = true,
     .pins = true,
-    .ranks = {.send = cpu_send, .receive = cpu_receive, .gather = mm_cpu_gather, .scatter = mm_cpu_scatter},
+    .ranks = {.send = cpu_send,
+              .receive = cpu_receive,
+              .gather = mm_cpu_gather,
+              .scatter = mm_cpu_scatter,
+              .gather_routed = mm_cpu_gather_routed,
+              .exchange = mm_cpu_exchange},
     .experts_cut = true,
     .across = true,
     .batch_invariant = true,

@@ -104,6 +104,8 @@ typedef struct mm_cpu_groups {
   mm_cpu_ranks stage, own; /* of the stage, and of the rank's group in it */
   const mm_batch *batch;   /* the rows of its group in this step, */
   uint32_t first;          /* and where they lie among those of all */
+  float *packed;           /* [max_tokens, of a row as codes]: the group's rows on their way (cpu_groups.c); NULL: they go as they are */
+  const void *rounded;     /* rows that came as codes: b->rounded and b->amax hold what mm_cpu_round makes of them; NULL: none */
   mm_cpu_index_split index_split;
 } mm_cpu_groups;
 
@@ -267,8 +269,6 @@ bool mm_cpu_prefetch_piece(void *prefetch);
 void mm_cpu_embed(mm_backend *b, mm_act x, const mm_packed *table);
 void mm_cpu_norm(mm_backend *b, mm_act y, mm_act x, const mm_packed *w, double eps);
 void mm_cpu_linear(mm_backend *b, mm_act y, mm_act x, const mm_packed *w);
-void mm_cpu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
-void mm_cpu_scatter(mm_backend *b, mm_act to, mm_act from);
 void mm_cpu_gqa(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);
 /* Scratch that mm_cpu_gqa needs of a worker. */
 size_t mm_cpu_attention_floats(const mm_backend *b);
@@ -277,12 +277,24 @@ void mm_cpu_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_
 /* The experts of a row: pick[top_k], the best first and of equals the lower id, and weight[top_k], which add up to routed_scale or 1.
  * z[E]: the router's products, which become sigmoids where the router has them. bias[E] or NULL; key[E] is scratch. */
 void mm_cpu_choose(const mm_model *m, float *z, const float *bias, uint32_t *pick, float *weight, float *key);
+/* mm_cpu_route in two: the experts and weights of each row of x; then the lists that the experts read, and the layer's load. */
+void mm_cpu_choose_rows(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias);
+void mm_cpu_take_choices(mm_backend *b, uint32_t layer);
 void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
 void mm_cpu_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2);
 void mm_cpu_select(mm_backend *b, uint32_t layer, mm_act q, mm_act k, const mm_packed *q_norm, const mm_packed *k_norm);
 void mm_cpu_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up, const mm_packed *down, bool add);
 /* Zeroed memory, which the system provides page by page as it is written; munmap frees it. */
 void *mm_cpu_map(size_t bytes, mm_err *err);
+/* ---- cpu_groups.c: mm_ops.ranks' of the same names ---- */
+void mm_cpu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
+void mm_cpu_scatter(mm_backend *b, mm_act to, mm_act from);
+void mm_cpu_gather_routed(mm_backend *b, uint32_t layer, mm_act to, mm_act from, const mm_group_rows *rows, const mm_packed *router,
+                          const mm_packed *bias);
+mm_row_exchange mm_cpu_exchange(const mm_backend *b);
+/* Floats in which a row goes as codes; 0 where rows of some layer's experts do not. */
+uint32_t mm_cpu_packed_floats(const mm_backend *b);
+
 /* ---- cpu_moves.c: mm_ops.cache's of the same names ---- */
 uint64_t mm_cpu_page_bytes(mm_backend *b);
 char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);

@@ -256,19 +256,6 @@ void mm_cpu_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act b
   mm_cpu_combine_whole(b, h, n, residual, branch, scale, w, eps);
 }
 
-void mm_cpu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows) {
-  const mm_comm_rows part = {rows->first, b->groups.stage.count / b->groups.own.count, to.width};
-  mm_comm_gather_rows(b->groups.stage.comm, b->groups.stage.rank, from.data, to.data, &part);
-  b->batch = &rows->all, b->ranks = b->groups.stage;
-  b->groups.first = rows->first[b->groups.stage.rank / b->groups.own.count];
-}
-
-void mm_cpu_scatter(mm_backend *b, mm_act to, mm_act from) {
-  mm_comm_all_reduce_sum(b->groups.stage.comm, b->groups.stage.rank, from.data, (size_t)b->batch->tokens * from.width);
-  b->batch = b->groups.batch, b->ranks = b->groups.own;
-  memcpy(to.data, mm_cpu_row(from, b->groups.first), (size_t)b->batch->tokens * to.width * sizeof(float));
-}
-
 void mm_cpu_combine_whole(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act branch, mm_deepnorm scale, const mm_packed *w,
                           double eps) {
   const float *weight = w ? mm_cpu_norm_vector(b, w) : NULL;

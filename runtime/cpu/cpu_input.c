@@ -71,6 +71,7 @@ void mm_cpu_round(mm_backend *b, float *x, uint32_t rows, const mm_packed *w) {
 
 const float *mm_cpu_input(mm_backend *b, mm_act x, const mm_packed *w) {
   if (!b->c.options.act_quant || w->scheme->act == MM_ACT_KEPT) return x.data;
+  if (b->groups.rounded == x.data) return b->rounded;
   memcpy(b->rounded, x.data, (size_t)b->batch->tokens * w->k * sizeof *b->rounded);
   mm_cpu_round(b, b->rounded, b->batch->tokens, w);
   return b->rounded;

@@ -53,7 +53,7 @@ static void sort_by_expert(mm_backend *b) {
   first[0] = 0;
 }
 
-void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
+void mm_cpu_choose_rows(mm_backend *b, mm_act x, const mm_packed *router, const mm_packed *bias) {
   const mm_model *m = b->c.model;
   uint32_t T = b->batch->tokens;
   mm_cpu_matmul(b, b->moe.score, x.data, NULL, T, router, MM_FORM_F32);
@@ -62,6 +62,10 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
     size_t at = (size_t)t * m->top_k;
     mm_cpu_choose(m, b->moe.score + (size_t)t * m->experts, bias_values, b->moe.pick + at, b->moe.weight + at, b->scratch[0]);
   }
+}
+
+void mm_cpu_take_choices(mm_backend *b, uint32_t layer) {
+  const mm_model *m = b->c.model;
   b->moe.index = b->c.weights->layer[layer].expert_index;
   sort_by_expert(b);
   for (uint32_t i = 0; i < b->batch->span_count; i++) {
@@ -69,6 +73,11 @@ void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *rout
     for (size_t p = (size_t)s->first * m->top_k; s->slot >= 0 && p < ((size_t)s->first + s->count) * m->top_k; p++)
       b->moe.load[(size_t)layer * m->experts + b->moe.pick[p]]++;
   }
+}
+
+void mm_cpu_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
+  mm_cpu_choose_rows(b, x, router, bias);
+  mm_cpu_take_choices(b, layer);
 }
 
 typedef struct experts {

@@ -156,8 +156,7 @@ bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   return false;
 }
 
-/* Returns true if ops launch kernels now. After a failure nothing is launched. */
-bool running(const mm_backend *b) { return b->capture.mode == EAGER && b->err.status == MM_OK && !b->lost; }
+constexpr auto &running = mm_cu_running;
 
 /* Launches the deferred ops. */
 void catch_up(mm_backend *b) {
@@ -429,33 +428,6 @@ void cuda_gated_norm(mm_backend *b, mm_act y, mm_act o, mm_act gate, const mm_pa
   check(b, mm_cu_gated_norm(a, rows, b->inputs.codes_too(a.y, rows, y.width), b->stream), "gated norm");
 }
 
-void cuda_route(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias) {
-  b->experts.layer = layer;
-  if (mm_cu_later(b, cuda_route, layer, x, router, bias) || !running(b)) return;
-  const auto narrow = b->weights.matrix.find(router);
-  const bool wide = narrow == b->weights.matrix.end();
-  const void *w = wide ? static_cast<const void *>(b->weights.values[router]) : narrow->second.data;
-  const bf16 *const piece = wide ? b->weights.router[router] : nullptr;
-  const bool invariant = b->c.options.batch_invariant;
-  const mm_cu_router m = {w, wide, x.width, piece, b->experts.router_product, invariant, mm_cu_ahead_of(b, layer)};
-  b->experts.route.bias = bias ? b->weights.values[bias] : nullptr,
-  b->experts.route.slot = b->groups.inside ? b->device.all_slot : b->device.slot;
-  b->experts.route.load = b->experts.load + (size_t)layer * b->experts.route.experts;
-  b->experts.route.index = b->c.weights->layer[layer].expert_index ? b->experts.index + (size_t)layer * b->experts.route.experts : nullptr;
-  const deferred_residual &d = b->step.deferred;
-  const bool alone = d.state > RESIDUAL_GROUPS && b->step.rows == 1 && mm_cu_peers_distinct(b->group);
-  if (d.op.n == x.data && (d.state == RESIDUAL_SUMMED || alone)) {
-    check(b,
-          alone ? mm_cu_combine_route_ranks(b->group, d.op, m, b->experts.route, b->stream)
-                : mm_cu_combine_route(d.op, m, b->experts.route, b->step.rows, b->stream),
-          "route");
-    b->step.deferred = {};
-  } else {
-    catch_up(b);
-    check(b, mm_cu_route_tokens(m, b->experts.route, rows_of(x), b->step.rows, b->stream), "route");
-  }
-}
-
 void cuda_experts(mm_backend *b, mm_act y, mm_act x, const mm_packed *w13, const mm_packed *w2) {
   if (mm_cu_later(b, cuda_experts, y, x, w13, w2) || !begin_op(b)) return;
   mm_cu_wait_for_experts(b);
@@ -487,7 +459,8 @@ void cuda_combine(mm_backend *b, mm_act h, mm_act n, mm_act residual, mm_act bra
   if (mm_cu_later(b, cuda_combine, h, n, residual, branch, scale, w, eps) || !begin_op(b)) return;
   const bool partial = mm_cu_combines_ranks(b->group, b->step.rows, h.width);
   if (!partial) check(b, mm_cu_sum_ranks(b, rows_of(branch), h.width), "sum over ranks");
-  const mm_cu_combine a = mm_cu_combine_of(b, h, n, residual, branch, scale, w, eps);
+  mm_cu_combine a = mm_cu_combine_of(b, h, n, residual, branch, scale, w, eps);
+  if (b->groups.count > 1) a.codes = {}, b->inputs.wrote(n.data); /* products read what gather makes of n */
   b->step.deferred = {!partial ? RESIDUAL_SUMMED : b->step.sent_before == branch.data ? RESIDUAL_SENT : RESIDUAL_PARTIAL, a, h.width};
   if (b->c.options.eager) catch_up(b);
 }
@@ -557,7 +530,7 @@ const mm_ops mm_ops_cuda = {
     .gqa = cuda_gqa,
     .lightning = cuda_lightning,
     .gated_norm = cuda_gated_norm,
-    .route = cuda_route,
+    .route = mm_cu_route_rows,
     .experts = cuda_experts,
     .combine = cuda_combine,
     .copy = cuda_copy,
@@ -584,7 +557,13 @@ const mm_ops mm_ops_cuda = {
               mm_cu_draft_keep, mm_cu_draft_before, mm_cu_draft_chain},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
-    .ranks = {.send = cuda_send, .receive = cuda_receive, .gather = mm_cu_gather, .scatter = mm_cu_scatter, .plan = mm_cu_plan},
+    .ranks = {.send = cuda_send,
+              .receive = cuda_receive,
+              .gather = mm_cu_gather,
+              .scatter = mm_cu_scatter,
+              .gather_routed = mm_cu_gather_routed,
+              .exchange = mm_cu_exchange,
+              .plan = mm_cu_plan},
     .experts_cut = true,
     .across = true,
     .batch_invariant_on_request = true,

@@ -224,13 +224,14 @@ struct logits_buffers {
 
 /* Groups of attention, and the step's rows by group, with padding: the same on all ranks of the stage (groups.cu). */
 struct group_step {
-  uint32_t count = 1, own = 0;       /* own: this rank's */
-  const mm_group_rows *in = nullptr; /* without padding */
-  mm_cu_group_rows rows = {};        /* as is, with several: */
-  bool decode = false;               /* all rows are single tokens or verify rows */
-  bool fixed = false;                /* every group has as many rows, of a size that is recorded */
-  bool inside = false;               /* ops run the rows of all groups: those between gather and scatter */
-  mm_act to = {}, from = {};         /* of the scatter before this op, which a combine may do along; or {} */
+  uint32_t count = 1, own = 0;                       /* own: this rank's */
+  const mm_group_rows *in = nullptr;                 /* without padding */
+  mm_cu_group_rows rows = {};                        /* as is, with several: */
+  bool decode = false;                               /* all rows are single tokens or verify rows */
+  bool fixed = false;                                /* every group has as many rows, of a size that is recorded */
+  bool inside = false;                               /* ops run the rows of all groups: those between gather and scatter */
+  uint32_t coded_from[2] = {UINT32_MAX, UINT32_MAX}; /* rows of all groups from which on gather_routed sends codes; [1]: of decode steps */
+  mm_act to = {}, from = {};                         /* of the scatter before this op, which a combine may do along; or {} */
 };
 
 struct mm_backend {
@@ -367,6 +368,8 @@ mm_cu_ahead mm_cu_ahead_of(mm_backend *b, uint32_t layer);
 
 /* Records what an op's launch returned: after a failure nothing is launched. */
 void mm_cu_note(mm_backend *b, cudaError_t e, const char *what);
+/* Returns true if ops launch kernels now. After a failure nothing is launched. */
+inline bool mm_cu_running(const mm_backend *b) { return b->capture.mode == EAGER && b->err.status == MM_OK && !b->lost; }
 /* At the start of an op: whether it launches anything, with all before it launched. */
 bool mm_cu_begin_op(mm_backend *b);
 /* The sum and the norm of a residual, with what they write noted. */
@@ -493,9 +496,25 @@ bool mm_cu_combines_groups(const mm_cu_peers *p, const mm_cu_group_rows &g);
 cudaError_t mm_cu_combine_scatter(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, cudaStream_t s);
 cudaError_t mm_cu_combine_gather(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_combine &a, __nv_bfloat16 *all,
                                  cudaStream_t s);
+/* Codes of the rows of all groups, each under scales of 128 columns, from `mine`, the group's rows: as mm_cu_encode makes them. r.id and
+ * r.weight hold the choices of the group's rows in their place among all, as indices of all experts, and become those of all rows, as
+ * mm_cu_route says; they count as load. to: of all rows and g.width columns, a multiple of 128 (moe/gather_codes.cu). */
+cudaError_t mm_cu_peers_gather_codes(const mm_cu_peers *p, const mm_cu_group_rows &g, const mm_cu_codes &to, const mm_cu_route &r,
+                                     const __nv_bfloat16 *mine, cudaStream_t s);
+/* Bytes that it sends of a row. */
+uint32_t mm_cu_code_row_bytes(uint32_t width, uint32_t top_k);
 /* Launches a scatter that no combine does along. */
 void mm_cu_finish_scatter(mm_backend *b);
+/* Ops run the rows of all groups from here on. */
+void mm_cu_enter_groups(mm_backend *b);
+/* From which numbers of rows on codes are sent (routed_rows.cu); collective, once weights are planned and peers open. */
+MM_MUST_USE bool mm_cu_open_codes(mm_backend *b, mm_err *err);
+/* mm_ops.route. */
+void mm_cu_route_rows(mm_backend *b, uint32_t layer, mm_act x, const mm_packed *router, const mm_packed *bias);
 /* mm_rank_ops. */
+void mm_cu_gather_routed(mm_backend *b, uint32_t layer, mm_act to, mm_act from, const mm_group_rows *rows, const mm_packed *router,
+                         const mm_packed *bias);
+mm_row_exchange mm_cu_exchange(const mm_backend *b);
 void mm_cu_plan(mm_backend *b, const mm_group_rows *rows);
 void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
 void mm_cu_scatter(mm_backend *b, mm_act to, mm_act from);

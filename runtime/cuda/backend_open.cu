@@ -577,7 +577,7 @@ mm_backend *mm_cu_backend_open(const mm_backend_config *c, mm_err *err) {
        mm_cu_open_extended(b, &first) && mm_cu_open_draft(b, &first) && mm_cu_open_stage(b, &first) && mm_cu_open_sums(b, &first) &&
        mm_cu_check(cudaStreamSynchronize(0), "open", &first);
   mm_read_log_mark(c->log, "caches");
-  ok = ok && mm_cu_open_ranks(b, &first) && open_logits(b, &first) && dry_run(b, &first);
+  ok = ok && mm_cu_open_ranks(b, &first) && mm_cu_open_codes(b, &first) && open_logits(b, &first) && dry_run(b, &first);
   mm_read_log_mark(c->log, "dry run");
   if (ok) return b;
   if (err->status == MM_OK) *err = first;

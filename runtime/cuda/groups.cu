@@ -86,6 +86,13 @@ void mm_cu_leave_groups(mm_backend *b) {
   b->inputs.decode = b->step.decode;
 }
 
+void mm_cu_enter_groups(mm_backend *b) {
+  group_step &g = b->groups;
+  g.inside = true;
+  b->step.rows = g.rows.first[g.count];
+  b->inputs.decode = g.decode;
+}
+
 static bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
 
 void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows) {
@@ -99,9 +106,7 @@ void mm_cu_gather(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *ro
   const cudaError_t e = along ? mm_cu_combine_gather(b->peers, g.rows, d.op, rows_of(to), b->stream)
                               : mm_cu_peers_gather_rows(b->peers, g.rows, rows_of(to), rows_of(from), b->stream);
   mm_cu_note(b, e, "gather rows");
-  g.inside = true;
-  b->step.rows = g.rows.first[g.count];
-  b->inputs.decode = g.decode;
+  mm_cu_enter_groups(b);
 }
 
 void mm_cu_scatter(mm_backend *b, mm_act to, mm_act from) {

@@ -15,35 +15,12 @@
 #include "runtime/cuda/comm/peers.cuh"
 #include "runtime/cuda/core/launch.h"
 #include "runtime/cuda/core/row.cuh"
+#include "runtime/cuda/ranks_groups.cuh"
 
 namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kSharedBlocks = 2, kFewBlocks = 128; /* as peers.cu's sums have */
-
-/* A launch takes rows [from, from + most) of each group. */
-struct row_job {
-  mm_cu_group_rows g;
-  uint32_t each; /* ranks of a group */
-  uint32_t from, most;
-
-  __host__ __device__ uint32_t rows(uint32_t k) const {
-    const uint32_t n = g.first[k + 1] - g.first[k];
-    return n <= from ? 0 : n - from < most ? n - from : most;
-  }
-  /* Units of `size` numbers: how many the rows of group k are, and where they begin in the rows of all. */
-  __host__ __device__ uint32_t units(uint32_t k, uint32_t size) const { return rows(k) * (g.width / size); }
-  __host__ __device__ size_t begin(uint32_t k, uint32_t size) const { return ((size_t)g.first[k] + from) * (g.width / size); }
-};
-
-/* The part of n units that the i-th rank of its group sends. */
-struct part_of {
-  uint32_t first, n;
-  __device__ part_of(uint32_t all, uint32_t ranks, uint32_t i) {
-    const uint32_t share = (all + ranks - 1) / ranks;
-    first = min(i * share, all), n = min(share, all - first);
-  }
-};
 
 /* units: each of 8 bytes. */
 __global__ void __launch_bounds__(kThreads)
@@ -258,17 +235,6 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
   branch_end(c, turn, j.most * p.width / 8);
 }
 
-/* Rows of the group with the most. */
-uint32_t most_rows(const mm_cu_group_rows &g) {
-  uint32_t most = 0;
-  for (uint32_t k = 0; k < g.groups; k++) most = max(most, g.first[k + 1] - g.first[k]);
-  return most;
-}
-
-bool takes(const peer_view &c, const mm_cu_group_rows &g) {
-  return g.groups > 1 && c.ranks % g.groups == 0 && g.width && g.width % 8 == 0 && g.width <= MM_CU_MAX_HIDDEN && most_rows(g) > 0;
-}
-
 unsigned few_blocks(const peer_view &c, uint64_t words) {
   return (unsigned)mm_min(c.distinct_devices ? kFewBlocks : kSharedBlocks, mm_ceil_div(words, kThreads));
 }
@@ -296,7 +262,7 @@ static cudaError_t combine_groups(K kernel, const mm_cu_peers *p, const mm_cu_gr
                                   More... more) {
   const peer_view &c = mm_cu_peers_view(p);
   const uint32_t rows = most_rows(g), own = c.rank / (c.ranks / g.groups);
-  if (!takes(c, g) || !mm_cu_combines_groups(p, g) || !codes_fit(a.codes, g.first[own + 1] - g.first[own], g.width))
+  if (!group_rows_fit(c, g) || !mm_cu_combines_groups(p, g) || !codes_fit(a.codes, g.first[own + 1] - g.first[own], g.width))
     return cudaErrorInvalidValue;
   return launch(kernel, ceil_div(rows, ceil_div(rows, kWaitingBlocks)), ceil_div(g.width, 256) * 32, 0, s, c, a,
                 row_job{g, c.ranks / g.groups, 0, rows}, more...);
@@ -319,7 +285,7 @@ const void *mm_cu_group_kernel(int i) {
 
 cudaError_t mm_cu_peers_gather_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, bf16 *all, const bf16 *mine, cudaStream_t s) {
   const peer_view &c = mm_cu_peers_view(p);
-  if (!takes(c, g)) return cudaErrorInvalidValue;
+  if (!group_rows_fit(c, g)) return cudaErrorInvalidValue;
   const uint32_t rows = most_rows(g);
   const uint64_t words = (uint64_t)rows * g.width / 4;
   if (words * (g.groups - 1) <= kPeerWords)
@@ -331,7 +297,7 @@ cudaError_t mm_cu_peers_gather_rows(const mm_cu_peers *p, const mm_cu_group_rows
 
 cudaError_t mm_cu_peers_scatter_rows(const mm_cu_peers *p, const mm_cu_group_rows &g, bf16 *mine, const bf16 *all, cudaStream_t s) {
   const peer_view &c = mm_cu_peers_view(p);
-  if (!takes(c, g)) return cudaErrorInvalidValue;
+  if (!group_rows_fit(c, g)) return cudaErrorInvalidValue;
   const uint32_t rows = most_rows(g);
   const uint64_t words = (uint64_t)rows * g.width / 4;
   if (words * (c.ranks - 1) <= kPeerWords)

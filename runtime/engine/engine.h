@@ -122,6 +122,10 @@ MM_MUST_USE bool mm_engine_collect(mm_engine *e, int32_t *id, mm_err *err);
  * for life; its pages are its group's, and slots of different groups share none: mm_engine_fork and mm_engine_resume refuse it (MM_USAGE
  * E_BATCH). */
 uint32_t mm_engine_groups(const mm_engine *e);
+/* How rows that experts alone read go between them (mm_rank_ops.exchange); MM_ACT_KEPT with one group. */
+mm_row_exchange mm_engine_exchange(const mm_engine *e);
+/* to[size] = words for it. */
+void mm_exchange_text(mm_row_exchange x, char *to, size_t size);
 /* Tokens that the slot holds. */
 uint32_t mm_engine_held(const mm_engine *e, uint32_t slot);
 /* The slot holds nothing any more, and its pages are free. */

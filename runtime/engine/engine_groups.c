@@ -1,12 +1,32 @@
 /* Groups of attention: each group of a stage's ranks has all of attention, embedding and head. A slot belongs to a group for life, with its
  * pages and states; the rows of a step are sorted by group, so that each group's are a batch of its own, and all of them together the batch
  * of the experts. A group without rows has an empty batch, and takes part in every sum. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/engine/engine_inside.h"
 
 uint32_t mm_engine_groups(const mm_engine *e) { return e->groups.count; }
+
+mm_row_exchange mm_engine_exchange(const mm_engine *e) {
+  const mm_forward *f = &e->rank[0].forward;
+  const mm_rank_ops *ranks = &f->ops->ranks;
+  return e->groups.count > 1 && ranks->gather_routed ? ranks->exchange(f->backend) : (mm_row_exchange){.codes = MM_ACT_KEPT};
+}
+
+void mm_exchange_text(mm_row_exchange x, char *to, size_t size) {
+  const mm_act_format *f = &mm_act_formats[x.codes];
+  char scale[40] = "row", from[60] = "";
+  if (f->code == MM_CODE_PLAIN) {
+    snprintf(to, size, "unrounded rows between them");
+    return;
+  }
+  if (f->group) snprintf(scale, sizeof scale, "%u numbers", f->group);
+  if (x.from > 1) snprintf(from, sizeof from, "; unrounded in decode steps of fewer than %u rows", x.from);
+  snprintf(to, size, "rows between them as %s codes with a scale for each %s, %u bytes a row%s", f->code == MM_CODE_E2M1 ? "E2M1" : "E4M3",
+           scale, x.row_bytes, from);
+}
 
 bool mm_engine_check_groups(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
   if (mm_pack_groups(p) == 1) return true;

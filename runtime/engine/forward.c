@@ -68,13 +68,15 @@ static void attention(const mm_forward *f, mm_act n, uint32_t l) {
   ops->linear(b, f->branch, f->o, &w->out);
 }
 
-/* n[T, H] -> branch[T, H]: this rank's partial sum of the MLP of layer l, or of its experts, routed and shared. */
-static void feed_forward(const mm_forward *f, mm_act branch, mm_act n, uint32_t l) {
+static const mm_packed *bias_of(const mm_layer_weights *w) { return w->router_bias.scheme ? &w->router_bias : NULL; }
+
+/* n[T, H] -> branch[T, H]: this rank's partial sum of the MLP of layer l, or of its experts, shared ones too. routed: the rows have their
+ * experts already. */
+static void feed_forward(const mm_forward *f, mm_act branch, mm_act n, uint32_t l, bool routed) {
   const mm_ops *ops = f->ops;
   const mm_layer_weights *w = &f->weights->layer[l];
-  const bool routed = f->model->ffn[l] == MM_FFN_EXPERTS;
-  if (routed) {
-    ops->route(f->backend, l, n, &w->router, w->router_bias.scheme ? &w->router_bias : NULL);
+  if (f->model->ffn[l] == MM_FFN_EXPERTS) {
+    if (!routed) ops->route(f->backend, l, n, &w->router, bias_of(w));
     if (w->mlp_up.scheme) {
       mm_experts_shared(ops, f->backend, branch, n, w);
     } else {
@@ -99,11 +101,22 @@ static void combine(const mm_forward *f, stream *s, bool whole, mm_deepnorm scal
   (whole ? f->ops->draft.combine : f->ops->combine)(f->backend, s->h, s->n, before, f->branch, scale, w, f->model->norm_eps);
 }
 
+/* The rows of all groups, for the second half of layer l. Returns true if they are routed too. */
+static bool gather(const mm_forward *f, mm_act n, uint32_t l) {
+  const mm_rank_ops *ranks = &f->ops->ranks;
+  const mm_layer_weights *w = &f->weights->layer[l];
+  const bool routed = ranks->gather_routed && f->model->ffn[l] == MM_FFN_EXPERTS && !w->mlp_up.scheme;
+  if (routed)
+    ranks->gather_routed(f->backend, l, f->all_n, n, f->rows, &w->router, bias_of(w));
+  else
+    ranks->gather(f->backend, f->all_n, n, f->rows);
+  return routed;
+}
+
 /* The second half of layer l: in groups of attention with the rows of all of them. */
 static void mlp_half(const mm_forward *f, stream *s, uint32_t l, const mm_packed *norm) {
-  const bool groups = f->all_n.data;
-  if (groups) f->ops->ranks.gather(f->backend, f->all_n, s->n, f->rows);
-  feed_forward(f, groups ? f->all_branch : f->branch, groups ? f->all_n : s->n, l);
+  const bool groups = f->all_n.data, routed = groups && gather(f, s->n, l);
+  feed_forward(f, groups ? f->all_branch : f->branch, groups ? f->all_n : s->n, l, routed);
   if (groups) f->ops->ranks.scatter(f->backend, f->branch, f->all_branch);
   combine(f, s, groups, f->model->deepnorm_mlp, norm);
 }

@@ -249,6 +249,13 @@ typedef struct mm_joined_ops {
                          const mm_packed *down);
 } mm_joined_ops;
 
+/* How mm_rank_ops.gather_routed sends rows. */
+typedef struct mm_row_exchange {
+  mm_act_quant codes; /* rounded so, as experts round them; MM_ACT_KEPT: as gather sends them, and the rest is 0 */
+  uint32_t row_bytes; /* of a row with its selected experts and their weights */
+  uint32_t from;      /* rows of all groups from which on decode steps take it */
+} mm_row_exchange;
+
 /* Rows that go from rank to rank. */
 typedef struct mm_rank_ops {
   /* The rows of x to the next pipeline stage, and from the one before; both NULL in a backend without stages. */
@@ -259,6 +266,11 @@ typedef struct mm_rank_ops {
    * rank order. to and from are distinct; `from` is clobbered by scatter. */
   void (*gather)(mm_backend *b, mm_act to, mm_act from, const mm_group_rows *rows);
   void (*scatter)(mm_backend *b, mm_act to, mm_act from);
+  /* gather, and route of layer `layer`, whose experts alone read the rows: each group routes its own, and they may come as codes. to is for
+   * that layer's experts then, and holds no rows. Experts give the bits that they give after gather and route. NULL: those two. */
+  void (*gather_routed)(mm_backend *b, uint32_t layer, mm_act to, mm_act from, const mm_group_rows *rows, const mm_packed *router,
+                        const mm_packed *bias);
+  mm_row_exchange (*exchange)(const mm_backend *b); /* of an open backend; NULL where gather_routed is */
   /* Before each begin, where there are several groups: the rows that gather is given, which stay valid until end. NULL: not called. */
   void (*plan)(mm_backend *b, const mm_group_rows *rows);
 } mm_rank_ops;

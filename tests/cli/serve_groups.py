@@ -20,8 +20,8 @@ def devices(ranks):
     return ("--devices", ",".join(given[r % len(given)] for r in range(ranks))) if DEVICE else ()
 
 
-def convert(model, name, *options):
-    subprocess.run([f"{BIN}/minimax-convert", f"tests/data/{model}", "-o", f"{TMP}/{name}", "--quant", "none", "-q", *options], check=True)
+def convert(model, name, *options, quant="none"):
+    subprocess.run([f"{BIN}/minimax-convert", f"tests/data/{model}", "-o", f"{TMP}/{name}", "--quant", quant, "-q", *options], check=True)
     return f"{TMP}/{name}"
 
 
@@ -60,6 +60,12 @@ for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), 
     alone, none, _ = crowd(one, "--max-num-seqs", "4", *devices(1))
     spread, seen, log = crowd(groups, "--max-num-seqs", "4", "--kv-cache-tokens", "1024", *devices(int(shape[1])))
     assert (spread == alone or DEVICE) and none == [0, 0] and min(seen) > 0 and "2 groups of ranks" in log, (seen, log)
+    assert "equal part of the KV cache; unrounded rows between them" in log, log
     refused("moving pages to host memory", "minimax-serve", groups, "--port", "0", "--kv-offload", "64M", "--check")
     refused("collecting inputs", "minimax-eval", groups, "--text", "tests/data/held-out.txt", "--collect", f"{TMP}/moments")
+codes = convert("tiny-m2", "tiny-m2-codes", "--tp", "2", "--attn-tp", "1", quant="block_fp8")
+with Server(codes, "-t", "1", "--act-quant", "on", "--max-model-len", "256", *DEVICE, *devices(2)) as s:
+    s.post("/v1/completions", body(1))
+    log = open(s.log).read()
+    assert DEVICE or "; rows between them as E4M3 codes with a scale for each 128 numbers, 296 bytes a row\n" in log, log
 print("crowds over groups of attention: replies of one rank, spread by tokens; refusals by name")

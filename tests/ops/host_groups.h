@@ -5,9 +5,9 @@
 /* Of a kernel of rows between groups, its rows by group as both ranks launch it; they must agree. */
 static uint32_t rows_of_group[2][2], exchanges[2];
 static void note_rows(const char *name, void **args) {
-  const bool combines = strstr(name, "_rows_combine");
-  if (!combines && !strstr(name, "rows_few") && !strstr(name, "rows_many")) return;
-  const uint32_t *first = args[1 + combines]; /* a row_job begins with mm_cu_group_rows (peers.h) */
+  const bool combines = strstr(name, "_rows_combine"), codes = strstr(name, "share_rows_codes");
+  if (!combines && !codes && !strstr(name, "rows_few") && !strstr(name, "rows_many")) return;
+  const uint32_t *first = args[1 + combines]; /* a row_job, and one of codes, begins with mm_cu_group_rows (peers.h) */
   const int rank = fake_device == 1;
   pthread_mutex_lock(&fake.lock);
   rows_of_group[rank][0] = first[1], rows_of_group[rank][1] = first[2] - first[1];

@@ -370,10 +370,36 @@ static void check_router_invariant(bool wide) {
   router.d.batch_invariant = true;
   const bool same = same_among_others(least, most, hidden, [&](const __nv_bfloat16 *x, uint32_t tokens) {
     route_buffers rb(experts, 8, tokens, true, nullptr);
-    CUDA_OK(mm_cu_route_logits(router.d, rb.r, x, tokens, 0));
+    CUDA_OK(mm_cu_route_logits(router.d, rb.r, x, tokens, tokens, 0));
     return rb.logits.get();
   });
   report_true(std::string("router of ") + (wide ? "f32" : "bf16") + ", T=17-800, apart: a row's bits whatever lies beside it", same);
+}
+
+/* Some of the rows, routed as some of so many: the experts and weights that they have among all, bit for bit. */
+static void check_router_parts(bool wide) {
+  constexpr uint32_t experts = 256, hidden = 3072, top_k = 8;
+  if (left_out(4e9) || !hopper()) return;
+  router_weight router(experts, hidden, 2100);
+  if (router.d.wide != wide) return check_router_parts(wide); /* it is so by chance */
+  bool same = true;
+  for (const uint32_t all : {17u, 65u, 130u, 1024u, 1025u, 2100u}) {
+    buffer<__nv_bfloat16> x;
+    x.put(random_bf16((size_t)all * hidden));
+    route_buffers whole(experts, top_k, all, true, nullptr);
+    CUDA_OK(mm_cu_route_tokens(router.d, whole.r, x.p, all, 0));
+    const auto id = whole.id.get();
+    const auto weight = whole.weight.get();
+    for (const uint32_t tokens : {1u, 16u, all / 2, all - 1}) {
+      const uint32_t first = g_rng.below(all - tokens + 1);
+      route_buffers part(experts, top_k, all, true, nullptr);
+      CUDA_OK(mm_cu_choose_tokens(router.d, part.r, x.p + (size_t)first * hidden, tokens, all, 0));
+      const size_t bytes = (size_t)tokens * top_k * 4;
+      same = same && !memcmp(part.id.get().data(), id.data() + (size_t)first * top_k, bytes) &&
+             !memcmp(part.weight.get().data(), weight.data() + (size_t)first * top_k, bytes);
+    }
+  }
+  report_true(std::string("router of ") + (wide ? "f32" : "bf16") + ", part of 17-2100 rows: the choices of all, bit for bit", same);
 }
 
 template <class T>
@@ -499,6 +525,7 @@ void test_experts() {
   check_experts(cases[1], 260, 32, 2, 256, 128, false);
   for (int i : {0, 1, 4, 6, 7, 8}) check_rows_independent(cases[i]), check_rows_independent(cases[i], true);
   check_router_invariant(false), check_router_invariant(true);
+  check_router_parts(false), check_router_parts(true);
   for (uint32_t tokens : {1u, 2u, 16u, 17u, 90u, 300u}) {
     for (int i : {0, 1, 3, 4, 6, 8}) {
       expert_case c = cases[i];

@@ -323,9 +323,13 @@ struct sides_of {
   }
 };
 
+uint32_t g_coded; /* checkpoints whose rows go as codes */
+void check_codes(const std::string &dir, const std::vector<int32_t> &text);
+
 void check_cut(const std::string &dir) {
   const std::string name = dir.substr(dir.rfind('/') + 1);
   const std::vector<int32_t> text = held_out(name);
+  if (name.find("-dp") != std::string::npos) check_codes(dir, text);
   std::vector<std::vector<int32_t>> seq;
   for (uint32_t i = 0; i < kSlots; i++) seq.emplace_back(text.begin() + i * 500, text.begin() + i * 500 + kPrompt + kDecoded);
   sides_of(dir, true).check(name + " under rounding", seq);
@@ -339,6 +343,61 @@ void check_cut(const std::string &dir) {
   for (const bool rounds : {false, true}) {
     if (s.cpu.s.hidden >= 1024) check_long(dir, text, rounds);
   }
+}
+
+/* A step of some slots' next rows, as many of each; logits of all. */
+std::vector<float> next_rows(mm_engine *e, uint32_t slots, uint32_t each, uint32_t pos, const std::vector<int32_t> &text) {
+  const uint32_t rows = slots * each;
+  std::vector<int32_t> id;
+  std::vector<uint32_t> out;
+  std::vector<mm_span> span;
+  for (uint32_t s = 0; s < slots; s++) {
+    span.push_back({(int32_t)s, s * each, each, pos});
+    for (uint32_t i = 0; i < each; i++) out.push_back((uint32_t)id.size()), id.push_back(text[(s * 37 + pos + i) % text.size()]);
+  }
+  std::vector<float> logits((size_t)rows * mm_engine_model(e)->vocab);
+  const mm_batch b = {rows, id.data(), slots, span.data(), rows, out.data()};
+  mm_err err = {};
+  must(mm_engine_step(e, &b, logits.data(), &err), err);
+  return logits;
+}
+
+/* Rows between groups as codes, of prompts and of decode steps that are recorded, compared with rows as they are: the same logits. */
+void check_codes(const std::string &dir, const std::vector<int32_t> &text) {
+  constexpr uint32_t kSlotsHere = 80, kRows = 3 * kSlotsHere;
+  mm_ops plain = mm_ops_cuda;
+  plain.ranks.gather_routed = nullptr;
+  mm_err err = {};
+  mm_shards shards = {};
+  must(mm_shards_open(&shards, dir.c_str(), &err), err);
+  int devices = 0;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  uint32_t device[8];
+  for (uint32_t r = 0; r < 8; r++) device[r] = r % (uint32_t)devices;
+  std::vector<float> logits[2];
+  uint32_t bytes = 0;
+  for (const mm_ops *ops : {&mm_ops_cuda, static_cast<const mm_ops *>(&plain)}) {
+    mm_engine_config c = {};
+    c.ops = ops, c.limits = {kRows, kSlotsHere, 64}, c.options.threads = 4, c.options.act_quant = true, c.device = device;
+    mm_engine *const e = mm_engine_open(&shards, &c, &err);
+    must(e, err);
+    if (ops == &mm_ops_cuda) bytes = mm_engine_exchange(e).row_bytes;
+    std::vector<float> &all = logits[ops == &plain];
+    for (const uint32_t slots : {kSlotsHere, 7u, 66u}) {
+      uint32_t pos = 0;
+      for (const uint32_t each : {slots == 7 ? 12u : 3u, 1u, 1u, 1u, 1u}) { /* chunks; rows like proposals; single tokens */
+        const auto some = next_rows(e, slots, each, pos, text);
+        all.insert(all.end(), some.begin(), some.end()), pos += each;
+      }
+    }
+    mm_engine_close(e);
+  }
+  mm_shards_close(&shards);
+  const std::string name = "ranks " + dir.substr(dir.rfind('/') + 1) + ": rows between groups as codes";
+  if (!bytes) return;
+  report_true(name + " of " + std::to_string(bytes) + " bytes = rows as they are, logits bit for bit",
+              logits[0].size() == logits[1].size() && !memcmp(logits[0].data(), logits[1].data(), logits[0].size() * sizeof logits[0][0]));
+  g_coded++;
 }
 
 }  // namespace
@@ -356,5 +415,8 @@ void test_ranks() {
   }
   if (cut.empty()) report_true("ranks: some checkpoint in " + std::string(dir) + " is cut", false);
   std::sort(cut.begin(), cut.end());
+  g_coded = 0;
   for (const std::string &path : cut) check_cut(path);
+  const bool groups = std::any_of(cut.begin(), cut.end(), [](const std::string &x) { return x.find("-wide-block_fp8-dp2") != x.npos; });
+  if (groups && hopper()) report_true("ranks: rows of some checkpoint go as codes", g_coded > 0);
 }

@@ -11,8 +11,8 @@
  * Kernels of small steps that do more than a sum send words likewise, and have an epoch each as sums have (ranks.cu); those that sum a
  * branch have turns of their own (peers.cuh).
  *
- * A waiting thread polls a word in host memory and the clock: a rank that fails sets the word, a rank that times out sets it and names the
- * rank it waited for. Kernels then end, with their epoch counted. */
+ * A waiting thread polls the clock, and seldom a word in host memory: a rank that fails sets the word, a rank that times out sets it and
+ * names the rank it waited for. Kernels then end, with their epoch counted. */
 #include "runtime/cuda/comm/peers.h"
 
 #include <stdlib.h>
@@ -296,7 +296,8 @@ bool load_kernels(mm_err *err) {
                                  mm_cu_group_kernel(2),
                                  mm_cu_group_kernel(3),
                                  mm_cu_group_kernel(4),
-                                 mm_cu_group_kernel(5)};
+                                 mm_cu_group_kernel(5),
+                                 mm_cu_codes_kernel()};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;

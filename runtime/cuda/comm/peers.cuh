@@ -48,9 +48,10 @@ constexpr uint64_t kPeerSlab =
     (uint64_t)64 << 20; /* bytes of one step of a large sum; a rank's memory has four, or two and twice sum_bytes */
 constexpr uint64_t kPeerMost = (uint64_t)256 << 20; /* largest sum_bytes, of two ranks whose rows are sent as they are made */
 constexpr uint32_t kPeerLook = 256;                 /* polls between two looks at the clock */
+constexpr uint64_t kPeerRead_ns = 4000000;          /* of waiting between two looks at host memory */
 
-/* In host memory, seen by all. */
-struct peer_control {
+/* In host memory, seen by all; read as one number. */
+struct alignas(8) peer_control {
   uint32_t state; /* MM_COMM_GOES_ON … (comm.h) */
   uint32_t limit_ms;
 };
@@ -102,19 +103,26 @@ static_assert(offsetof(peer_view, shared) == 72, "tests/ops/fake_device.h finds 
 
 /* ---- waiting ---- */
 
-/* The timeout of one thread. */
+/* The timeout of one thread. Host memory is read seldom: all warps of a kernel that wait read the same word, and none of them sees its data
+ * before its read has returned. If such reads took longer than the wait after which they begin, two ranks that were late for each other
+ * once would stay late, by turns, in every exchange. */
 struct peer_timeout {
   const peer_view &c;
   uint64_t from = 0;
-  uint32_t tries = 0;
+  uint32_t tries = 0, reads = 0;
 
   __device__ explicit peer_timeout(const peer_view &v) : c(v) {}
-  /* True when the wait for rank r has timed out or another rank has failed. */
+  /* True when the wait for rank r has timed out or another rank has failed. Where ranks share a device, a long wait leaves it to them. */
   __device__ bool over(uint32_t r) {
-    if (++tries % kPeerLook) return false;
-    if (get_shared(&c.shared->state) != MM_COMM_GOES_ON) return true;
-    if (!from) from = now_ns();
-    if (now_ns() - from < (uint64_t)get_shared(&c.shared->limit_ms) * 1000000) return false;
+    if (++tries > kPeerLook && !c.distinct_devices) __nanosleep(100);
+    if (tries % kPeerLook) return false;
+    const uint64_t now = now_ns();
+    if (!from) from = now;
+    if (now - from < (reads + 1) * kPeerRead_ns) return false;
+    reads++;
+    const uint2 control = get_shared_pair(&c.shared->state);
+    if (control.x != MM_COMM_GOES_ON) return true;
+    if (now - from < (uint64_t)control.y * 1000000) return false;
     put_shared(&c.shared->state, MM_COMM_TIMED_OUT | (c.base + c.rank) << 8 | (c.base + r) << 16);
     return true;
   }
@@ -255,6 +263,8 @@ __device__ __forceinline__ void branch_end(const peer_view &c, peer_turn t, uint
 const void *mm_cu_large_sum_kernel(int i);
 /* The six of ranks_groups.cu, likewise. */
 const void *mm_cu_group_kernel(int i);
+/* That of moe/gather_codes.cu. */
+const void *mm_cu_codes_kernel();
 
 /* This rank's, for kernels of other files. */
 const peer_view &mm_cu_peers_view(const mm_cu_peers *p);

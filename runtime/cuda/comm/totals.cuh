@@ -11,6 +11,12 @@ __device__ __forceinline__ uint32_t get_shared(const uint32_t *from) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
+/* Two words in one read; from: a multiple of 8. */
+__device__ __forceinline__ uint2 get_shared_pair(const uint32_t *from) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return make_uint2((uint32_t)v, (uint32_t)(v >> 32));
+}
 __device__ __forceinline__ void put_shared(uint32_t *to, uint32_t v) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }

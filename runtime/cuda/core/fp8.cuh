@@ -32,9 +32,12 @@ struct act_scale {
   }
 };
 
-/* Rounds a group of 128 columns to E4M3 codes and their scale: 16 neighbouring lanes, each with eight columns q from `column` on. All 16
- * lanes call it together; with write false nothing is stored. */
-__device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool write = true) {
+/* A group of 128 columns as E4M3 codes and their scale: 16 neighbouring lanes, which call it together, each with eight columns q. */
+struct codes8 {
+  uint2 code;
+  float scale;
+};
+__device__ __forceinline__ codes8 encoded8(uint4 q) {
   const uint32_t lanes = 0xffffu << (threadIdx.x & 16);
   uint32_t most = max2(max2(q.x & 0x7fff7fffu, q.y & 0x7fff7fffu), max2(q.z & 0x7fff7fffu, q.w & 0x7fff7fffu));
 #pragma unroll
@@ -42,10 +45,16 @@ __device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uin
   const act_scale scale(fmaxf(low(most), high(most)));
   float v[8];
   widen8(v, q);
+  return {make_uint2(scale.codes(v[0], v[1]) | (uint32_t)scale.codes(v[2], v[3]) << 16,
+                     scale.codes(v[4], v[5]) | (uint32_t)scale.codes(v[6], v[7]) << 16),
+          scale.value};
+}
+/* The same stored, columns from `column` on; with write false nothing is stored. */
+__device__ __forceinline__ void encode8(const mm_cu_codes &to, uint32_t row, uint32_t column, uint4 q, bool write = true) {
+  const codes8 c = encoded8(q);
   if (!write) return;
-  *reinterpret_cast<uint2 *>(to.code + (size_t)row * to.pitch + column) = make_uint2(
-      scale.codes(v[0], v[1]) | (uint32_t)scale.codes(v[2], v[3]) << 16, scale.codes(v[4], v[5]) | (uint32_t)scale.codes(v[6], v[7]) << 16);
-  if (threadIdx.x % 16 == 0) to.scale[(size_t)(column / MM_CU_GROUP) * to.scale_pitch + row] = scale.value;
+  *reinterpret_cast<uint2 *>(to.code + (size_t)row * to.pitch + column) = c.code;
+  if (threadIdx.x % 16 == 0) to.scale[(size_t)(column / MM_CU_GROUP) * to.scale_pitch + row] = c.scale;
 }
 
 #endif

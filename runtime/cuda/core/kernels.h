@@ -127,8 +127,14 @@ struct mm_cu_router {
 };
 /* w[n] as the sum of three bf16 arrays. */
 cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_t s);
-/* r.logits of x[T, k], T > MM_CU_DECODE_ROWS: the first part of mm_cu_route_tokens. */
-cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s);
+/* r.logits of x[T, k], by the kernel for `all` rows, which are T or more and more than MM_CU_DECODE_ROWS: the first part of
+ * mm_cu_route_tokens, of which mm_cu_choose_tokens is the first two (r.id, r.weight), and mm_cu_sort_pairs the last (r.pair, r.offset). A
+ * row's logits do not depend on T, on sm_90a. */
+cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, uint32_t all,
+                               cudaStream_t s);
+cudaError_t mm_cu_choose_tokens(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, uint32_t all,
+                                cudaStream_t s);
+cudaError_t mm_cu_sort_pairs(const mm_cu_route &r, uint32_t tokens, cudaStream_t s);
 /* Fills r for x[T, k]: the slot lists for T ≤ MM_CU_DECODE_ROWS, the sorted pairs for T > 1. For a single token it writes the
  * logits alone; mm_cu_experts_one and mm_cu_experts_decode select experts from them and fill in the rest. It clears r.published, so it must
  * run before those kernels. */

@@ -35,7 +35,10 @@ bool mm_cu_rounded::open_spans(mm_cu_memory *memory, mm_err *err) {
 }
 
 mm_cu_codes mm_cu_rounded::codes_too(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
-  if (!all_codes || tokens == 1 || k % MM_CU_GROUP != 0) return {};
+  return !all_codes || tokens == 1 || k % MM_CU_GROUP != 0 ? mm_cu_codes{} : codes_of(x, tokens, k);
+}
+
+mm_cu_codes mm_cu_rounded::codes_of(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k) {
   codes.rows = codes.scale_pitch = tokens, codes.pitch = k, coded = x, coded_how = {MM_ACT_FP8_GROUP};
   return codes;
 }

@@ -32,6 +32,9 @@ struct mm_cu_rounded {
   /* For the kernel that writes x[tokens, k] next: the codes that it is to write too. Nothing where no product would read them. */
   mm_cu_codes codes_too(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k);
 
+  /* Room for such codes that a kernel writes in place of x[tokens, k], which products then read; k % 128 == 0. */
+  mm_cu_codes codes_of(const __nv_bfloat16 *x, uint32_t tokens, uint32_t k);
+
   /* y = x·Wᵀ for any T. */
   cudaError_t linear(const mm_cu_weight &w, const mm_cu_linear &a, cudaStream_t s);
   /* The same with two weights of one x[tokens, k], in one launch for a single row of weights that are alike. */

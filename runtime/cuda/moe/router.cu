@@ -306,13 +306,6 @@ cudaError_t few(const mm_cu_router &m, const mm_cu_route &r, const mm_cu_combine
   return launch(route_few<W, 2, kFew, THERE>, dim3(pairs, fours.y), threads, 0, s, m, r, none, x, tokens);
 }
 
-cudaError_t many(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
-  cudaError_t e = mm_cu_route_logits(m, r, x, tokens, s);
-  if (e == cudaSuccess) e = launch(choose_many, ceil_div(tokens, kChoosers), kChoosers * 32, 0, s, r, tokens);
-  if (e == cudaSuccess) e = launch(sort_pairs, r.experts, kSorters * 32, 0, s, r, tokens);
-  return e;
-}
-
 bool fits(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
   if (m.wide && tokens > MM_CU_DECODE_ROWS && !(m.piece && m.product)) return false;
   return r.experts <= MM_CU_MAX_EXPERTS && r.top_k <= MM_CU_MAX_TOP_K && m.k % 8 == 0 && m.k <= MM_CU_MAX_HIDDEN;
@@ -320,9 +313,22 @@ bool fits(const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens) {
 
 }  // namespace
 
+cudaError_t mm_cu_choose_tokens(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, uint32_t all, cudaStream_t s) {
+  if (!fits(m, r, all) || all <= MM_CU_DECODE_ROWS || tokens > all) return cudaErrorInvalidValue;
+  const cudaError_t e = mm_cu_route_logits(m, r, x, tokens, all, s);
+  return e != cudaSuccess ? e : launch(choose_many, ceil_div(tokens, kChoosers), kChoosers * 32, 0, s, r, tokens);
+}
+
+cudaError_t mm_cu_sort_pairs(const mm_cu_route &r, uint32_t tokens, cudaStream_t s) {
+  return launch(sort_pairs, r.experts, kSorters * 32, 0, s, r, tokens);
+}
+
 cudaError_t mm_cu_route_tokens(const mm_cu_router &m, const mm_cu_route &r, const bf16 *x, uint32_t tokens, cudaStream_t s) {
   if (!fits(m, r, tokens)) return cudaErrorInvalidValue;
-  if (tokens > MM_CU_DECODE_ROWS) return many(m, r, x, tokens, s);
+  if (tokens > MM_CU_DECODE_ROWS) {
+    const cudaError_t e = mm_cu_choose_tokens(m, r, x, tokens, tokens, s);
+    return e != cudaSuccess ? e : mm_cu_sort_pairs(r, tokens, s);
+  }
   return (m.wide ? few<float> : few<bf16>)(m, r, nullptr, x, tokens, s);
 }
 

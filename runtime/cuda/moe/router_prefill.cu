@@ -211,9 +211,10 @@ cudaError_t mm_cu_split(__nv_bfloat16 *to, const float *w, size_t n, cudaStream_
   return launch(split, 1024, kThreads, 0, s, to, w, n);
 }
 
-cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, cudaStream_t s) {
+cudaError_t mm_cu_route_logits(const mm_cu_router &m, const mm_cu_route &r, const __nv_bfloat16 *x, uint32_t tokens, uint32_t all,
+                               cudaStream_t s) {
   constexpr uint32_t kMost = 1024;
-  if (tokens <= kMost || m.batch_invariant) {
+  if (all <= kMost || m.batch_invariant) {
     const uint32_t rows = ceil_div(tokens, kSliceRows), most = multiprocessors();
     const auto logits = m.wide                                   ? multiply_slices<1, kPieces>
                         : rows * ceil_div(r.experts, 8) <= most  ? multiply_slices<1, 1>

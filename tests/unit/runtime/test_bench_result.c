@@ -9,7 +9,8 @@
 #include "tests/unit/unit.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192, 0, 0, 0};
-static mm_bench_result r = {&c, 8, 16, 1, 1, 1, true, false, 3e12, 2.5e-4, 6e8, 2e-4, 101.5, 1, 0, {0}, {1.5e15, 7.5e14, 6.5e14}, 0, NULL};
+static mm_bench_result r = {
+    &c, 8, 16, 1, 1, 1, true, false, 3e12, 2.5e-4, 6e8, 2e-4, 101.5, 1, {0, 0, false, 0, 0, 0}, {1.5e15, 7.5e14, 6.5e14}, 0, NULL};
 static const double difference[3] = {1e-3, 2e-3, 2.5e-3};
 
 static void print(int which, bool json) {
@@ -103,17 +104,24 @@ TEST(test_ranks) {
 TEST(test_groups) {
   char line[1024];
   mm_err err = {0};
-  r.ranks = 4, r.attn_tp = 2, r.wire = 3e6, r.gather[0] = 1e6, r.gather[1] = 515625, r.gather[2] = 281250;
+  r.ranks = 4, r.attn_tp = 2, r.wire = (mm_bench_wire){3e6, 1e6, false, 1e6, 515625, 281250};
   printed(2, false, line, sizeof line);
   assert_int_equal(strncmp(line, "m2, tp 4, attn-tp 2, x 8 ", 25), 0);
-  assert_non_null(strstr(line, "1.25 x floor, 3.00 MB of rows sent, of them 1.00 gathered (0.52 as FP8, 0.28 as NVFP4)\n"));
+  assert_non_null(
+      strstr(line, "1.25 x floor, 3.00 MB of rows sent, of them 1.00 gathered as rows (rows in BF16 1.00, FP8 0.52, NVFP4 0.28)\n"));
   const size_t n = printed(2, true, line, sizeof line);
   mm_json *o = mm_json_parse(line, n, "line", &err);
   assert_non_null(o);
   assert_true(figure(o, "tp") == 4 && figure(o, "attn_tp") == 2 && figure(o, "wire_bytes") == 3e6 && figure(o, "gather_bytes") == 1e6);
-  assert_true(figure(o, "gather_fp8_bytes") == 515625 && figure(o, "gather_nvfp4_bytes") == 281250);
+  assert_true(figure(o, "gather_bf16_bytes") == 1e6 && figure(o, "gather_fp8_bytes") == 515625 &&
+              figure(o, "gather_nvfp4_bytes") == 281250);
   mm_json_free(o);
-  r.ranks = r.attn_tp = 1, r.wire = r.gather[0] = 0;
+  r.wire.codes = true, r.wire.gathered = 526041;
+  printed(2, false, line, sizeof line);
+  assert_non_null(strstr(line, "of them 0.53 gathered as codes with experts (rows in BF16 1.00,"));
+  printed(2, true, line, sizeof line);
+  assert_non_null(strstr(line, "\"gather_bytes\":526041,\"gather_codes\":true,\"gather_bf16_bytes\":1000000,"));
+  r.ranks = r.attn_tp = 1, r.wire = (mm_bench_wire){0};
 }
 
 TEST(test_median) {
