@@ -26,6 +26,7 @@ static const foreign table[] = {
     {"expert-parallel-size", "ep", CUT("experts are divided among ranks", "ep")},
     {"ep-size", "ep", CUT("experts are divided among ranks", "ep")},
     {"enable-dp-attention", "attn-tp", CUT("attention is cut for groups of ranks", "attn-tp")},
+    {"dp-size", "dp", CUT("attention is cut for groups of ranks", "attn-tp")},
     {"data-parallel-size", NULL, "run a server for each replica, behind a proxy"},
     {"model", NULL, OPERAND},
     {"model-path", NULL, OPERAND},

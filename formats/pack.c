@@ -113,6 +113,18 @@ bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, u
   return false;
 }
 
+uint32_t mm_cut_grid(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, bool codes) {
+  uint64_t g = mm_gcd(cell, base);
+  for (uint32_t r = 0; c->axis != MM_AXIS_NONE && r < tp; r++) {
+    const mm_range *x = &c->rank[r];
+    uint64_t local = (uint64_t)base + x->at;
+    if (x->count == 0) continue;
+    g = mm_gcd(g, local > x->from ? local - x->from : x->from - local);
+    if (codes) g = mm_gcd(mm_gcd(g, x->from), x->count);
+  }
+  return (uint32_t)g;
+}
+
 void mm_part_name(char out[64], uint32_t rank, uint32_t part) { snprintf(out, 64, "model-rank-%05u-part-%05u.safetensors", rank, part); }
 
 bool mm_part_named(const char *name) {

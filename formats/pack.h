@@ -27,6 +27,7 @@ extern "C" {
 #define MM_PACK_PLANES     4
 #define MM_PACK_PIECES     3
 #define MM_MAX_TP          1024
+#define MM_VOCAB_MULTIPLE  64 /* vocabularies are padded to this, as serving engines do */
 
 /* Along the cut axis: local rows (or columns) [at, at + count) of a rank are [from, from + count) of the whole matrix; the rest
  * of the local extent is zero padding. */
@@ -210,6 +211,10 @@ typedef struct mm_own {
 mm_own mm_pack_own(const mm_pack *p, const mm_pack_tensor *t, unsigned piece, uint32_t rank);
 /* True if cell (i, j) of plane `plane` covers a weight of the rank's own, and not padding alone. */
 bool mm_pack_covers(const mm_pack *p, const mm_pack_tensor *t, unsigned plane, uint32_t rank, uint32_t i, uint32_t j);
+/* The largest divisor of `cell` that is a grid for a piece on every rank of c: the piece, which begins with local row `base` (0 along
+ * columns), starts on it, and local and whole positions differ by a multiple of it, so that each stored cell lies in one cell of the whole
+ * matrix. Codes, which cannot be repeated, also start and end on it. */
+uint32_t mm_cut_grid(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, bool codes);
 /* "model-rank-00003-part-00001.safetensors" */
 void mm_part_name(char out[64], uint32_t rank, uint32_t part);
 /* True if this is the name of a part of any rank, or of a part in an archive, which ends in ".zst". */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "formats/safetensors.h"
 #include "loader/companions.h"
@@ -78,7 +79,7 @@ static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shar
   if (at->offset % align != 0)
     return mm_fail(o->err, MM_INTEGRITY, "E_ALIGN", mm_at_offset(file, name, at->offset), "expected a multiple of %zu", align);
   o->used[part][at - o->st[part].tensor] = true;
-  *out = (mm_shard_plane){part, at->offset, at->bytes};
+  *out = (mm_shard_plane){.part = part, .offset = at->offset, .bytes = at->bytes};
   return true;
 }
 
@@ -221,6 +222,7 @@ void mm_shards_close(mm_shards *s) {
     free(s->rank[r].plane);
   }
   free(s->rank);
+  if (s->copied) munmap(s->copied, s->copied_bytes);
   mm_pack_close(&s->pack);
   *s = (mm_shards){0};
 }
@@ -243,7 +245,7 @@ mm_packed mm_shards_tensor(const mm_shards *s, uint32_t rank, size_t i) {
   }
   for (unsigned p = 0; p < t->plane_count; p++) {
     const mm_shard_plane *at = &r->plane[i * MM_PACK_PLANES + p];
-    if (r->map) out.plane[p] = r->map[at->part].data + at->offset;
+    if (r->map) out.plane[p] = at->view ? at->view : r->map[at->part].data + at->offset;
     out.cell[p] = (mm_cell){t->plane[p].cell_n, t->plane[p].cell_k};
   }
   return out;

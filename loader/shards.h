@@ -15,6 +15,7 @@ extern "C" {
 typedef struct mm_shard_plane {
   uint32_t part;
   uint64_t offset, bytes; /* in that part's file */
+  const uint8_t *view;    /* the plane as a run cuts it (mm_shards_regroup), or NULL: all of these bytes */
 } mm_shard_plane;
 
 typedef struct mm_shard_rank {
@@ -36,6 +37,9 @@ typedef struct mm_shards {
   mm_pack pack;
   mm_shard_rank *rank; /* [pp·tp] */
   mm_random_model random;
+  bool regrouped; /* pack's attention is cut as mm_shards_regroup was asked to, not as the files have it */
+  void *copied;   /* [copied_bytes]: its memory */
+  size_t copied_bytes;
 } mm_shards;
 
 /* Opens every rank. Checks: file sizes, part metadata (rank, tp, plan), that the parts of a rank hold exactly the planes of
@@ -48,6 +52,15 @@ MM_MUST_USE bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint3
 /* Every part that is mapped is still the file that was opened, unwritten: MM_IO E_CHANGED names the first that is not. Called when all was
  * read, it makes what was read what lies in the directory. */
 MM_MUST_USE bool mm_shards_unchanged(const mm_shards *s, mm_err *err);
+/* Cuts attention, embedding and head of an opened checkpoint for `groups` groups of ranks, a divisor of the number that it was made for
+ * (mm_pack_groups): from here on pack, mm_shards_tensor and mm_bind are those of a conversion with --attn-tp tp / groups. Rows that lie
+ * together in a mapping stay there; others, and columns, are copied to memory of s, with all CPUs. A scale of a block that is cut is
+ * repeated, as a conversion does. Nothing happens where there are as many groups already; after a failure only close may follow.
+ * MM_UNSUPPORTED E_PARALLEL: no divisor; E_TP: heads that so many ranks cannot share; E_TP_ALIGN: a cut inside codes of one cell, or under
+ * --tp-align error inside a scale's block. MM_INTEGRITY E_MISSING: the files of a rank that has the rows are not there. MM_LIMIT. */
+MM_MUST_USE bool mm_shards_regroup(mm_shards *s, uint32_t groups, mm_err *err);
+/* Distinguishes the weights as this run cuts them from all others: the manifest's digest, or one of it and the cut. */
+mm_digest mm_shards_digest(const mm_shards *s);
 void mm_shards_close(mm_shards *s);
 
 /* Tensor i of the manifest on one rank of its stage (mm_pack_holds), ready for unpack. Vectors come as n rows of k = 1. The planes are

@@ -22,8 +22,8 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *input_dtype,
-      *index;                                                           /* act_quant: NULL where not given */
+  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *input_dtype, *index,
+      *dp;                                                              /* act_quant, dp: NULL where not given */
   uint64_t window, limit, chunk, threads, moments, fisher, index_split; /* 0 where not given */
   double share;                                                         /* NAN where not given */
   mm_dummy dummy;
@@ -231,12 +231,9 @@ static int32_t *read_windows(const eval *e, uint64_t *windows, mm_err *err) {
   *windows = count ? (count - 1) / a->window : 0;
   if (a->limit) *windows = mm_min(*windows, a->limit);
   if (!id || *windows) return id;
-  mm_fail(err, MM_BAD_INPUT, "E_IDS",
-          mm_at(a->text  ? a->text
-                : a->ids ? a->ids
-                         : a->chats,
-                NULL),
-          "found %zu ids, expected more than a window of %llu", count, (unsigned long long)a->window);
+  const char *path = a->text ? a->text : a->ids ? a->ids : a->chats;
+  mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found %zu ids, expected more than a window of %llu", count,
+          (unsigned long long)a->window);
   free(id);
   return NULL;
 }
@@ -519,8 +516,10 @@ static bool settle(eval_args *a, mm_err *err) {
 static bool run(void *args, mm_err *err) {
   eval_args *a = args;
   eval e = {.a = a};
+  const mm_groups_request groups = {a->dp, a->device, 1, a->collect ? "--collect" : NULL};
+  char line[MM_GROUPS_LINE];
   bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&
-            mm_shards_open_as(&e.shards, a->dir, &a->dummy, err) &&
+            mm_groups_open(&e.shards, a->dir, &a->dummy, &groups, line, err) && (!*line || a->quiet || fprintf(stderr, "%s\n", line) > 0) &&
             (a->logits     ? run_logits(&e, err)
              : !a->against ? run_likelihood(&e, err)
              : a->ids_from ? run_divergence(&e, err)
@@ -572,6 +571,7 @@ static const mm_option options[] = {
     MM_OPTION_INDEX_CACHE(&settings.index),
     MM_OPTION_INDEX_SPLIT(&settings.index_split),
     MM_OPTION_DEVICE(&settings.device),
+    MM_OPTION_DP(&settings.dp),
     MM_OPTION_UTILIZATION(&settings.share),
     MM_OPTION_THREADS(&settings.threads),
     MM_OPTION_PIN(&settings.pin),

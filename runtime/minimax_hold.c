@@ -9,12 +9,14 @@
 
 #include "convert/model/rule.h"
 #include "formats/system/output.h"
+#include "formats/system/pool.h"
+#include "loader/verify.h"
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/hold.h"
 
 typedef struct hold_args {
-  const char *operand[2]; /* DIR, SOCKET */
-  const char *device, *devices;
+  const char *operand[2];            /* DIR, SOCKET */
+  const char *device, *devices, *dp; /* dp: NULL where not given */
   mm_dummy dummy;
   bool verify, json, quiet;
 } hold_args;
@@ -55,9 +57,9 @@ static void *load(void *arg) {
                                .weights = &r->weights,
                                .comm = h->comm,
                                .place = {r->index, r->index, h->ranks, h->device ? h->device[r->index] : r->index},
-                               .verify = h->a->verify ? &h->shards : NULL,
+                               .verify = h->a->verify && !h->shards.regrouped ? &h->shards : NULL,
                                .log = h->log,
-                               .checkpoint = h->shards.pack.text_digest};
+                               .checkpoint = mm_shards_digest(&h->shards)};
   if (h->ops->weights.hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
   mm_comm_abort(h->comm);
   return NULL;
@@ -94,9 +96,13 @@ static bool open_all(holder *h, const sigset_t *signals, mm_err *err) {
   if (!h->ops->weights.hold)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found device %s, which reads weights where the page cache has them: nothing is to be held", h->ops->name);
-  if (!mm_shards_open_as(&h->shards, a->operand[0], &a->dummy, err) || !mm_ops_run(h->ops, &h->shards.pack.model, err) ||
+  const mm_groups_request groups = {.word = a->dp, .device = a->device};
+  char line[MM_GROUPS_LINE];
+  if (!mm_groups_open(&h->shards, a->operand[0], &a->dummy, &groups, line, err) || !mm_ops_run(h->ops, &h->shards.pack.model, err) ||
       !mm_ops_run_groups(h->ops, &h->shards.pack, err))
     return false;
+  if (*line) report(line);
+  if (a->verify && h->shards.regrouped && !mm_verify_blocks(&h->shards, mm_pool_cpus(), err)) return false; /* copies have no digests */
   mm_hold *const path = mm_hold_open(a->operand[1], NULL, 0, err); /* what is wrong with it is said before the weights are read */
   mm_hold_close(path);
   if (!path) return false;
@@ -152,6 +158,7 @@ int main(int argc, char **argv) {
   const mm_option options[] = {
       MM_OPTION(STR, "device", &a.device, "NAME", "where to keep them (cuda)", .choices = MM_DEVICES),
       MM_OPTION_DEVICES(&a.devices),
+      MM_OPTION_DP_NUMBER(&a.dp),
       MM_OPTION_VERIFY(&a.verify),
       MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "one JSON object when the weights are there; errors as JSON"),

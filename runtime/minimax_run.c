@@ -21,8 +21,8 @@
 #define CHAT_TOKENS   32768 /* of a conversation, unless --max-model-len says otherwise: devices take its memory at once */
 
 typedef struct run_args {
-  const char *dir, *prompt, *prompt_file, *device, *devices, *attach, *act_quant, *kv, *index, *input_dtype, *system,
-      *chat_format;  /* devices, attach, act_quant, system, chat_format: NULL where not given */
+  const char *dir, *prompt, *prompt_file, *dp, *device, *devices, *attach, *act_quant, *kv, *index, *input_dtype, *system,
+      *chat_format;  /* dp, devices, attach, act_quant, system, chat_format: NULL where not given */
   mm_sampling given; /* its real numbers: NAN where not given */
   uint64_t top_k, seed, max_tokens, max_model_len, threads, index_split; /* top_k: UINT64_MAX where not given, the others 0 */
   mm_option_list stop;
@@ -151,11 +151,6 @@ static bool set_budget(run *r, mm_err *err) {
   return true;
 }
 
-static bool open_tokenizer(run *r, mm_err *err) {
-  r->tokenizer = mm_tokenizer_of(&r->shards.pack, err);
-  return r->tokenizer;
-}
-
 static bool open_engine(run *r, mm_err *err) {
   mm_engine_config c = {.ops = mm_ops_find(r->a->device, err),
                         .limits = {.max_tokens = r->a->chat ? PREFILL_ROWS : (uint32_t)mm_min(PREFILL_ROWS, r->prompt_count),
@@ -242,10 +237,15 @@ static bool run_open(run *r, mm_err *err) {
   for (size_t i = 0; i < r->a->stop.count; i++)
     if (!check_stop(r->a->stop.item[i], err)) return false;
   if (!mm_utilization_check(r->a->share, err)) return false;
-  if (!(r->log = mm_read_log_open(err)) || !mm_shards_open_as(&r->shards, r->a->dir, &r->a->dummy, err) || !set_sampling(r, err))
+  const mm_groups_request groups = {.word = r->a->dp, .device = r->a->device, .sequences = 1};
+  char line[MM_GROUPS_LINE];
+  if (!(r->log = mm_read_log_open(err)) || !mm_groups_open(&r->shards, r->a->dir, &r->a->dummy, &groups, line, err) ||
+      !set_sampling(r, err))
     return false;
+  if (*line && !r->a->quiet) fprintf(stderr, "%s\n", line);
   if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
-  if (!open_tokenizer(r, err) || !open_talk(r, err) || !read_prompt(r, err) || !set_limit(r, err)) return false;
+  if (!(r->tokenizer = mm_tokenizer_of(&r->shards.pack, err)) || !open_talk(r, err) || !read_prompt(r, err) || !set_limit(r, err))
+    return false;
   if (!r->a->chat && !set_budget(r, err)) return false;
   if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
   r->load_s = mm_now() - start;
@@ -557,6 +557,7 @@ static const mm_option options[] = {
     MM_OPTION(U64, "seed", &settings.seed, "N", "of the draws (0)"),
     MM_OPTION_DEVICE(&settings.device),
     MM_OPTION_DEVICES(&settings.devices),
+    MM_OPTION_DP(&settings.dp),
     MM_OPTION_ATTACH(&settings.attach),
     MM_OPTION(STR, "act-quant", &settings.act_quant, "WORD",
               "round the inputs of linears as their scheme defines, or not: weights alone are quantised then (on where the device can, "

@@ -143,6 +143,7 @@ static void on_loaded(void *user) {
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
   if (s->a->drafts && mm_engine_state_bytes(v->engine))
     mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
+  if (*s->loaded.groups_line) mm_log_say(&v->log, "%s", s->loaded.groups_line);
   say_cache(v);
   say_transfer(s);
   say_kernels(s);
@@ -359,10 +360,11 @@ static bool serve_all(const serve_args *a, mm_err *err) {
 
 static bool print_check(const serve_args *a, const mm_loaded *l, mm_err *err) {
   const mm_engine_cache cache = mm_engine_cache_of(l->engine);
-  return mm_program_json(MM_JSON_NEW({"checkpoint", mm_json_new_path(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
-                                     {"chat", mm_json_new_bool(l->format != NULL)}, {"kv_cache_tokens", mm_json_new_u64(cache.tokens)},
-                                     {"kv_cache_bytes", mm_json_new_u64(cache.bytes)}),
-                         true, err);
+  return mm_program_json(
+      MM_JSON_NEW({"checkpoint", mm_json_new_path(a->dir)}, {"positions", mm_json_new_int(positions_of(l))},
+                  {"chat", mm_json_new_bool(l->format != NULL)}, {"kv_cache_tokens", mm_json_new_u64(cache.tokens)},
+                  {"kv_cache_bytes", mm_json_new_u64(cache.bytes)}, {"groups", mm_json_new_int(mm_engine_groups(l->engine))}),
+      true, err);
 }
 
 static bool check(const serve_args *a, mm_err *err) {
@@ -375,6 +377,7 @@ static bool check(const serve_args *a, mm_err *err) {
   } else if (ok) {
     mm_show_to(stdout, a->dir);
     printf(": can be served, %u positions\n", positions_of(&l));
+    if (*l.groups_line) printf("%s\n", l.groups_line);
   }
   mm_loading_close(&l, false);
   return ok && mm_program_written(err);
@@ -508,6 +511,7 @@ static const mm_option options[] = {
     MM_FLAG("trust-user-tokens", &settings.trust_user, "read control tokens in users' text as control tokens"),
     MM_OPTION_DEVICE(&settings.load.device),
     MM_OPTION_DEVICES(&settings.load.devices),
+    MM_OPTION_DP(&settings.load.dp),
     MM_OPTION_VERIFY(&settings.load.verify),
     MM_OPTIONS_DUMMY(settings.load.dummy),
     MM_OPTION_ATTACH(&settings.load.attach),

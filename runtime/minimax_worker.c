@@ -8,7 +8,7 @@
 #include "runtime/engine/engine_options.h"
 
 typedef struct worker_args {
-  const char *dir, *devices;
+  const char *dir, *devices, *dp; /* dp: NULL where not given */
   uint64_t threads;
   mm_dummy dummy;
   bool json, quiet;
@@ -28,7 +28,8 @@ static bool work(void *args, mm_err *err) {
     ok = mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
                  "found no other process; expected to be started by mpirun together with another program: mpirun -n 1 minimax-run ... : -n "
                  "1 minimax-worker DIR");
-  ok = ok && mm_shards_open_as(&shards, a->dir, &a->dummy, err);
+  char line[MM_GROUPS_LINE]; /* the first process says it */
+  ok = ok && mm_groups_open(&shards, a->dir, &a->dummy, &(mm_groups_request){.word = a->dp}, line, err);
   if (ok) {
     const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(&shards.pack));
     c.options.threads = mm_engine_threads(a->threads, here);
@@ -46,6 +47,7 @@ int main(int argc, char **argv) {
   mm_program_stay();
   const mm_option options[] = {
       MM_OPTION_DEVICES(&a.devices),
+      MM_OPTION_DP_NUMBER(&a.dp),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "errors as JSON"),
@@ -61,9 +63,9 @@ int main(int argc, char **argv) {
       .epilog =
           "For builds with MPI=1. The first process is minimax-run, minimax-serve or minimax-eval, which is asked and chooses; all others "
           "are\n"
-          "this, one a host or several, each with as many ranks, in their order. The options of the first one hold for all but --devices "
-          "and\n"
-          "--threads. A process that ends early takes all others with it.\n"
+          "this, one a host or several, each with as many ranks, in their order. The options of the first one hold for all but --devices, "
+          "--dp\n"
+          "and --threads. A process that ends early takes all others with it.\n"
           "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit.",
   };
   return mm_program_main(&program, argc, argv, &a.dir, work, &a);

@@ -550,6 +550,11 @@ four_part() {
 
 ranks_part() {
   [ "$devices" -gt 1 ] && pair=0,1 || pair=0
+  if [ "$devices" -gt 1 ]; then
+    mkdir -p "$work/run_groups"
+    DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work/run_groups timeout 300 python3 tests/cli/run_groups.py >"$work/run_groups.txt" 2>&1 && status=ok || status=FAIL
+    row $status "ranks: --dp over checkpoints of --attn-tp: $(tail -n 1 "$work/run_groups.txt")"
+  fi
   DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/serve_groups.py >"$work/groups.txt" 2>&1 && status=ok || status=FAIL
   row $status "ranks: servers of groups of attention: $(tail -n 1 "$work/groups.txt")"
   CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks

@@ -4,8 +4,6 @@
 
 #include "convert/plan/plan.h"
 
-#define VOCAB_MULTIPLE 64 /* vocabularies are padded to this, as serving engines do */
-
 typedef struct refusal {
   const char *file, *option;
   uint32_t found;
@@ -89,7 +87,7 @@ static bool fill(mm_plan *p, const mm_rule *r, mm_align align, mm_cut *c, mm_err
   }
   bool inter = r->divide == MM_INTER_ROWS || r->divide == MM_INTER_COLS;
   uint32_t ways = inter ? tp / p->pack.ep : tp; /* experts are cut among the ranks that share them */
-  uint64_t multiple = VOCAB_MULTIPLE / mm_gcd(VOCAB_MULTIPLE, tp) * tp;
+  uint64_t multiple = MM_VOCAB_MULTIPLE / mm_gcd(MM_VOCAB_MULTIPLE, tp) * tp;
   c->local = (uint32_t)((r->divide == MM_VOCAB_ROWS ? mm_round_up(c->whole, multiple) : c->whole) / ways);
   for (uint32_t i = 0; i < tp; i++) {
     uint64_t from = mm_min((uint64_t)(i % ways) * c->local, c->whole);
@@ -120,21 +118,6 @@ bool mm_cut_find(mm_plan *p, const mm_rule *r, mm_align align, uint32_t *index, 
   return true;
 }
 
-/* The largest divisor of `cell` that is a grid for one piece on every rank: the piece starts on it (base), and local and whole
- * positions differ by a multiple of it, so each stored cell lies in one cell of the whole matrix. Codes, which cannot be repeated, must
- * also start and end on it. */
-static uint32_t fit(const mm_cut *c, uint32_t tp, uint32_t base, uint32_t cell, bool codes) {
-  uint64_t g = mm_gcd(cell, base);
-  for (uint32_t r = 0; c->axis != MM_AXIS_NONE && r < tp; r++) {
-    const mm_range *x = &c->rank[r];
-    uint64_t local = (uint64_t)base + x->at;
-    if (x->count == 0) continue;
-    g = mm_gcd(g, local > x->from ? local - x->from : x->from - local);
-    if (codes) g = mm_gcd(mm_gcd(g, x->from), x->count);
-  }
-  return (uint32_t)g;
-}
-
 /* True if the columns of a piece are padded: a scale of theirs may span padding too, where rows have scales of their own. */
 static bool pads_columns(const mm_plan *p, const mm_pack_tensor *t) {
   const mm_cut *c = &p->pack.cut[t->piece[0].cut]; /* along columns all pieces have one */
@@ -158,8 +141,8 @@ bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t,
       const mm_piece *x = &t->piece[j];
       const mm_cut *c = &p->pack.cut[x->cut];
       bool rows = c->axis == MM_AXIS_ROWS, cols = c->axis == MM_AXIS_COLS;
-      if (n > 1) n = fit(rows ? c : &none, tp, x->local_at, n, !plane->scale);
-      if (k > 1 && cols) k = fit(c, tp, 0, k, !plane->scale);
+      if (n > 1) n = mm_cut_grid(rows ? c : &none, tp, x->local_at, n, !plane->scale);
+      if (k > 1 && cols) k = mm_cut_grid(c, tp, 0, k, !plane->scale);
     }
     bool finer = n != cell.n || k != cell.k;
     if (finer && (!plane->scale || align == MM_ALIGN_ERROR))

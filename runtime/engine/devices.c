@@ -33,10 +33,11 @@ bool mm_ops_keep_index(const mm_ops *ops, const mm_model *m, const mm_run_option
 
 bool mm_ops_run_groups(const mm_ops *ops, const mm_pack *p, mm_err *err) {
   if (mm_pack_groups(p) == 1 || ops->ranks.gather) return true;
-  return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                 "found --attn-tp %u of --tp %u; device %s runs attention cut for all ranks alone; expected --device cpu, or a conversion "
-                 "without --attn-tp",
-                 p->attn_tp, p->tp, ops->name);
+  return mm_fail(
+      err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
+      "found --attn-tp %u of --tp %u; device %s runs attention cut for all ranks alone; expected --device cpu, --dp 1, or a conversion "
+      "without --attn-tp",
+      p->attn_tp, p->tp, ops->name);
 }
 
 const mm_ops *mm_ops_find(const char *name, mm_err *err) {

@@ -37,7 +37,7 @@ bool mm_engine_check_groups(const mm_pack *p, const mm_engine_config *c, mm_err 
                       : c->taps        ? "reading hidden states"
                                        : NULL;
   return !other || mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(p->dir, NULL),
-                           "found --attn-tp %u of --tp %u; %s needs a conversion without --attn-tp", p->attn_tp, p->tp, other);
+                           "found --attn-tp %u of --tp %u; %s needs --dp 1, or a conversion without --attn-tp", p->attn_tp, p->tp, other);
 }
 
 bool mm_engine_open_groups(mm_engine *e, mm_err *err) {

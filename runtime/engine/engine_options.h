@@ -7,7 +7,7 @@
 
 #include "formats/option.h"
 #include "formats/text.h"
-#include "loader/random_weights.h"
+#include "runtime/engine/attention_groups.h"
 #include "runtime/engine/ops.h"
 
 #define MM_OPTION_DEVICE(at)  MM_OPTION(STR, "device", at, "NAME", "device that computes (cpu)", .choices = MM_DEVICES)

@@ -48,10 +48,13 @@ static void send_to_all(mm_process_group *w, const void *data, size_t n) {
 /* ---- opening ---- */
 
 /* Checkpoints of other weights may have the same plan. */
-static mm_digest digest_of(const mm_pack *p) {
+static mm_digest digest_of(const mm_shards *shards) {
+  const mm_pack *p = &shards->pack;
+  const mm_digest cut = mm_shards_digest(shards);
   mm_sha256_state s;
   mm_sha256_begin(&s);
   mm_sha256_add(&s, &p->plan, sizeof p->plan);
+  if (shards->regrouped) mm_sha256_add(&s, &cut, sizeof cut);
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++)
     for (size_t i = 0; i < p->rank[r].part_count; i++) mm_sha256_add(&s, &p->rank[r].part[i].root, sizeof p->rank[r].part[i].root);
   return mm_sha256_end(&s);
@@ -91,7 +94,7 @@ bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err) {
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for what %u processes say", n);
   }
   process_report *const mine = &all[w->process];
-  mine->checkpoint = digest_of(&e->shards->pack);
+  mine->checkpoint = digest_of(e->shards);
   if (e->config.options.pin) say_cpus(mine);
   if (!ok) mine->err = *err;
   for (uint32_t p = 0; p < n; p++) {
@@ -106,7 +109,7 @@ bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err) {
   for (uint32_t p = 0; p < n; p++) {
     if (!mm_digest_equal(&all[p].checkpoint, &all[0].checkpoint))
       mm_fail(&all[p].err, MM_INTEGRITY, "E_MPI", mm_at(e->shards->pack.dir, NULL),
-              "process %u: found another checkpoint than process 0 has, by plan or by weights; expected the same", p);
+              "process %u: found another checkpoint than process 0 has, by plan, by weights or by --dp; expected the same", p);
     if (all[p].err.status == MM_OK) continue;
     if (ok && (p == w->process || w->process == 0)) mm_fail_as(err, &all[p].err);
     ok = false;

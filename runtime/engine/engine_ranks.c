@@ -17,6 +17,9 @@ static mm_limits own_limits(const mm_engine *e) {
   return l;
 }
 
+/* Digests are checked as files are read to a device, which copies of theirs (mm_shards_regroup) are not. */
+static bool verifies_loads(const mm_engine *e) { return e->config.verify && e->config.ops->weights.loads && !e->shards->regrouped; }
+
 static mm_backend_config config_of(const rank *r) {
   const mm_engine *const e = r->engine;
   return (mm_backend_config){
@@ -32,9 +35,9 @@ static mm_backend_config config_of(const rank *r) {
       .tap = e->config.tap,
       .taps = e->config.taps,
       .draft = e->config.draft,
-      .verify = e->config.verify && e->config.ops->weights.loads ? e->shards : NULL,
+      .verify = verifies_loads(e) ? e->shards : NULL,
       .log = e->config.log,
-      .checkpoint = e->shards->pack.text_digest,
+      .checkpoint = mm_shards_digest(e->shards),
       .attach = e->config.attach};
 }
 
@@ -353,9 +356,9 @@ static bool check_parallel(const mm_pack *p, const mm_engine_config *c, mm_err *
                          p->ep, p->pp, c->calibration ? "collecting inputs" : "a run", c->ops->name);
 }
 
-/* Where weights stay in their mappings, the digests of all files are checked before the first step. */
+/* Where weights stay in their mappings, or copies were made of them, the digests of all files are checked before the first step. */
 static bool verify_files(const mm_engine *e, mm_err *err) {
-  return !e->config.verify || e->config.ops->weights.loads || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
+  return !e->config.verify || verifies_loads(e) || mm_verify_blocks(e->shards, mm_pool_cpus(), err);
 }
 
 static bool open_comms(mm_engine *e, mm_err *err) {

@@ -198,7 +198,7 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
                    e->config.ops->name);
   if (e->groups.count > 1)
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(e->shards->pack.dir, NULL),
-                   "found --attn-tp %u of --tp %u; moving pages to host memory needs a conversion without --attn-tp",
+                   "found --attn-tp %u of --tp %u; moving pages to host memory needs --dp 1, or a conversion without --attn-tp",
                    e->shards->pack.attn_tp, e->shards->pack.tp);
   if (e->processes.group)
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL), "found %u processes; moving pages to host memory needs 1",

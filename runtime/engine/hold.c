@@ -229,8 +229,9 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
   ok = ok && (is_trusted(fd, &pid) || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the holder is another user's"));
   ok = ok && exchange(fd, path, &request, &answer, err);
   if (ok && !answer.found)
-    ok = mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL),
-                 "holds other weights: of another checkpoint, rank, device or build; expected those of this one (minimax-hold)");
+    ok =
+        mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL),
+                "holds other weights: of another checkpoint, cut (--dp), rank, device or build; expected those of this one (minimax-hold)");
   if (ok) *held = answer.held, *connection = fd;
   if (!ok) close(fd);
   return ok;

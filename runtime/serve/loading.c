@@ -19,9 +19,16 @@ static bool find_ends(mm_loaded *l, mm_err *err) {
   return ok;
 }
 
+/* --dp; a draft and moving pages to host memory need one group of attention. */
+static bool select_groups(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  const bool draft = c->scheduler.drafts && mm_pack_find_file(&l->shards.pack, MM_DFLASH_FILE);
+  const mm_groups_request r = {c->dp, c->device, c->slots, draft ? "a draft" : c->scheduler.offload_bytes ? "--kv-offload" : NULL};
+  return mm_groups_select(&l->shards, &r, l->groups_line, err);
+}
+
 bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->stage = "headers";
-  if (!mm_shards_open_as(&l->shards, c->dir, &c->dummy, err)) return false;
+  if (!mm_shards_open_as(&l->shards, c->dir, &c->dummy, err) || !select_groups(l, c, err)) return false;
   const uint32_t most = (uint32_t)l->shards.pack.model.max_positions;
   if (c->positions > most)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %u positions",
@@ -43,7 +50,7 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
 static mm_scheduler_config scheduler_of(const mm_loaded *l, const mm_loading_config *c, const mm_run_options *o) {
   mm_scheduler_config s = c->scheduler;
   mm_transfer_config *t = &s.transfer;
-  t->checkpoint = l->shards.pack.text_digest;
+  t->checkpoint = mm_shards_digest(&l->shards);
   snprintf(t->device, sizeof t->device, "%s", c->device);
   snprintf(t->cache, sizeof t->cache, "%s", o->kv_fp8 ? "fp8" : o->kv_bf16 ? "bf16" : "auto");
   snprintf(t->index, sizeof t->index, "%s", o->index_fp8 ? "fp8" : "auto");

@@ -2,8 +2,8 @@
 #ifndef MM_RUNTIME_SERVE_LOADING_H
 #define MM_RUNTIME_SERVE_LOADING_H
 
-#include "loader/random_weights.h"
 #include "runtime/chat/chat_format.h"
+#include "runtime/engine/attention_groups.h"
 #include "runtime/schedule/scheduler.h"
 #include "runtime/text/tokenizer.h"
 
@@ -17,6 +17,7 @@ typedef struct mm_loading_config {
   uint64_t kv_tokens;      /* of all KV caches together; 0: as many as the device's memory holds */
   double memory_share;     /* of the device's memory, as in mm_engine_memory */
   const char *attach;      /* socket of minimax-hold, or NULL */
+  const char *dp;          /* of --dp, or NULL: as the checkpoint was made */
   const char *devices;     /* numbers of the GPUs, or NULL: as in mm_devices_read */
   bool verify;             /* digests are checked */
   bool whole;              /* finish waits for all weights, where a device would serve while they arrive */
@@ -40,7 +41,8 @@ typedef struct mm_loaded {
   mm_sampling defaults;
   const mm_chat_format *format; /* NULL: the checkpoint has no template that is known, no_format says so */
   mm_err no_format;
-  const char *_Atomic stage; /* what is being done; any thread may read it */
+  char groups_line[MM_GROUPS_LINE]; /* of mm_groups_select */
+  const char *_Atomic stage;        /* what is being done; any thread may read it */
 } mm_loaded;
 
 /* All that is checked before weights are touched. */

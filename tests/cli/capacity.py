@@ -139,7 +139,23 @@ def refused_first(packed):
     assert "E_DIGEST" in run("minimax-serve", packed, "--check", "--verify-on-load", status=6).stderr
 
 
+def regrouped(source, scheme):
+    """A checkpoint of groups that runs with fewer has the cache of a conversion for that shape."""
+    sizes = [(1 << 27) * i for i in range(2, 60)]
+    made, direct = os.path.join(TMP, "capacity-made"), os.path.join(TMP, "capacity-direct")
+    run("minimax-convert", source, "-o", made, "--quant", scheme, "--tp", 4, "--attn-tp", 1, "-q", "--force")
+    found = {}
+    for groups in (4, 2, 1):
+        run("minimax-convert", source, "-o", direct, "--quant", scheme, "--tp", 4, *([] if groups == 1 else ["--attn-tp", 4 // groups]), "-q", "--force")
+        os.environ["MM_DP"] = str(groups)
+        found[groups] = run("../tests/model/simulated_gpu", made, "auto", "auto", *sizes).stdout
+        del os.environ["MM_DP"]
+        assert found[groups] == run("../tests/model/simulated_gpu", direct, "auto", "auto", *sizes).stdout, (source, scheme, groups)
+    assert len(set(found.values())) > 1, found
+
+
 rng = random.Random(SEED)
+regrouped(*rng.choice([("tests/data/tiny-m1", "nvfp4"), ("tests/data/tiny-m2", "block_fp8")]))
 for source in ("tests/data/tiny-m1", "tests/data/tiny-m2"):
     seen = set()
     for cut in rng.sample(CUTS, int(os.environ.get("ROUNDS", "2"))):

@@ -1,5 +1,5 @@
-/* Pages that an engine gives its KV cache on GPUs of simulated sizes: simulated_gpu DIR KV INDEX BYTES ... prints, for minimax-serve's
- * default options and each size, the tokens of the cache, or 0 where it is refused (E_MEMORY) before anything is opened. */
+/* Pages that an engine gives its KV cache on GPUs of simulated sizes: simulated_gpu DIR KV INDEX BYTES ... (with MM_DP groups) prints, for
+ * minimax-serve's default options and each size, the tokens of the cache, or 0 where it is refused (E_MEMORY) before anything is opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,10 @@ static mm_backend *fake_open(const mm_backend_config *c, mm_err *err) {
 int main(int argc, char **argv) {
   mm_err err = {0};
   mm_shards shards = {0};
-  if (argc < 5 || !mm_shards_open(&shards, argv[1], &err)) return fprintf(stderr, "simulated_gpu: %s\n", err.text), 2;
+  const char *groups = getenv("MM_DP");
+  if (argc < 5 || !mm_shards_open(&shards, argv[1], &err) ||
+      (groups && !mm_shards_regroup(&shards, (uint32_t)strtoul(groups, NULL, 10), &err)))
+    return fprintf(stderr, "simulated_gpu: %s\n", err.text), 2;
   ops = mm_ops_cpu, ops.open = fake_open, ops.memory = fake_memory, ops.own_memory = true;
   for (int i = 4; i < argc; i++) {
     const mm_engine_config c = {.ops = &ops,

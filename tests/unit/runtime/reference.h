@@ -441,7 +441,7 @@ static inline void ref_put(ref_shards *out, uint32_t rank, const char *name, uin
   size_t start = out->float_count[rank], count = leads * rows * cols;
   out->data[rank] = realloc(out->data[rank], (start + count) * sizeof(float));
   out->float_count[rank] += count;
-  out->s.rank[rank].plane[index * MM_PACK_PLANES] = (mm_shard_plane){0, start * sizeof(float), count * sizeof(float)};
+  out->s.rank[rank].plane[index * MM_PACK_PLANES] = (mm_shard_plane){.offset = start * sizeof(float), .bytes = count * sizeof(float)};
   float *to = out->data[rank] + start;
   for (size_t e = 0; e < leads; e++)
     for (size_t i = 0; i < pieces; i++)
