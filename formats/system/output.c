@@ -107,10 +107,12 @@ static bool look(const mm_output_place *p, target *t, mm_err *err) {
   return !t->direct || p->stream || refuse(p->path, "found a FIFO, a device or the program's own output, expected a file's name", err);
 }
 
-/* Refuses an input that has the temporary file's name, which this program would take for a killed run's. */
+/* Refuses an input that has the temporary file's name, which this program would take for a killed run's, and a directory where none can be
+ * made. */
 static bool staged_is_no_input(const mm_output_place *p, int parent, const char *staged, mm_err *err) {
   struct stat st;
-  return fstatat(parent, staged, &st, AT_SYMLINK_NOFOLLOW) != 0 || no_input(p, &st, err);
+  if (fstatat(parent, staged, &st, AT_SYMLINK_NOFOLLOW) == 0) return no_input(p, &st, err);
+  return (errno == ENOENT && faccessat(parent, ".", W_OK, AT_EACCESS) == 0) || mm_fail_errno(err, mm_at(p->path, NULL), "create", errno);
 }
 
 /* Called after open_parent: a file in an input directory is recognised by its place. */

@@ -66,6 +66,8 @@ def refusals(root):
                       (root + "/dangling.json", "link to nothing"), (os.path.join(os.path.abspath(SRC), "report.json"), inside)):
         cf.assert_error(report(root, out), VERIFY, 2, "E_OUTPUT", says)
     cf.assert_error(cf.run("minimax-hold", root + "/out", root + "/door/sock"), "minimax-hold", 2, "E_OUTPUT", inside)
+    for write in (collect, logits, report):  # its temporary file has a longer name
+        cf.assert_error(write(root, root + "/" + "n" * 240 + ".json"), VERIFY if write is report else EVAL, 5, "E_IO", "create: File name too long")
     assert tree(root) == before
     checkpoints(root)
     cf.ok(VERIFY, "-q", root + "/out")
