@@ -22,17 +22,19 @@ bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool mo
   const double lost = fmax(e->noise >= e->signal ? e->max_abs : 0, e->most_lost);
   if (!moved)
     return (e->beyond == 0 && db >= least) ||
-           mm_fail(err, MM_INTEGRITY, "E_SOURCE", where,
-                   "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected 0 and at least %.2f",
-                   (unsigned long long)e->beyond, scheme->name, db, least);
+           mm_fail(
+               err, MM_INTEGRITY, "E_SOURCE", where,
+               "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected 0 and at least %.2f",
+               (unsigned long long)e->beyond, scheme->name, db, least);
   if (lost > (scheme->scale_of == MM_F16 ? 0x1p-24 : 0x1p-120))
     return mm_fail(err, MM_INTEGRITY, "E_SOURCE", where, "found weights that are no nearer to the source than zeros, the furthest %.3g off",
                    lost);
   return share <= most * (1 + 1e-4) ||
-         mm_fail(err, MM_INTEGRITY, "E_SOURCE", where,
-                 "found %llu weights further from the source than half a step of %s, in a row or matrix %.3g times its squares, expected at "
-                 "most %.3g",
-                 (unsigned long long)e->beyond, scheme->name, share, most);
+         mm_fail(
+             err, MM_INTEGRITY, "E_SOURCE", where,
+             "found %llu weights further from the source than half a step of %s, in a row or matrix %.3g times its squares, expected at "
+             "most %.3g",
+             (unsigned long long)e->beyond, scheme->name, share, most);
 }
 
 typedef struct mm_compare_worker {

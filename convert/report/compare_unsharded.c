@@ -38,8 +38,9 @@ static bool near_enough(const mm_hf *made, const pair *x, mm_err *err) {
   const mm_where where = mm_hf_at(made, x->made.weight);
   if (x->again || x->e.noise == 0) return true;
   if (!x->keep) return mm_error_bounded(&x->e, x->scheme, x->moved, where, err);
-  return db >= least || mm_fail(err, MM_INTEGRITY, "E_SOURCE", where,
-                                "found an SQNR of %.2f dB against this source, expected weights that are kept as stored, at least %g", db, least);
+  return db >= least ||
+         mm_fail(err, MM_INTEGRITY, "E_SOURCE", where,
+                 "found an SQNR of %.2f dB against this source, expected weights that are kept as stored, at least %g", db, least);
 }
 
 /* What each column of row i of the strip that d decoded is multiplied with, into d->grid; NULL: no memory. */

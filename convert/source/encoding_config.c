@@ -277,7 +277,8 @@ static size_t reader_of(const char *method) {
 /* GPTQModel writes its method under two keys, of which engines read either. */
 static bool one_method(const mm_declared *d, mm_err *err) {
   const char *older = word(d->obj, "quant_method"), *newer = word(d->obj, "method");
-  const bool read = older && newer && reader_of(older) < sizeof readers / sizeof *readers && reader_of(newer) < sizeof readers / sizeof *readers;
+  const bool read =
+      older && newer && reader_of(older) < sizeof readers / sizeof *readers && reader_of(newer) < sizeof readers / sizeof *readers;
   return !read || strcmp(older, newer) == 0 ||
          bad(d, "method", mm_json_get(d->obj, "method"), MM_FORMATTED(96, "\"%s\" as in key \"quant_method\"", older), err);
 }
