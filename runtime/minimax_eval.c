@@ -188,7 +188,6 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   return NULL;
 }
 
-/* sum: of the tokens of window w. */
 static bool check_likelihood(const eval_args *a, double sum, uint64_t w, mm_err *err) {
   return isfinite(exp(sum / (double)a->window)) ||
          mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(a->dir, NULL),
@@ -198,8 +197,8 @@ static bool check_likelihood(const eval_args *a, double sum, uint64_t w, mm_err 
 
 /* sum: of each window, summed over its tokens. */
 static bool print_likelihood(const eval_args *a, const double *sum, uint64_t windows, mm_err *err) {
-  const uint64_t tokens = windows * a->window;
   double nll = 0;
+  const uint64_t tokens = windows * a->window;
   for (uint64_t w = 0; w < windows; w++) nll += sum[w];
   nll /= (double)tokens;
   if (!a->json) {
