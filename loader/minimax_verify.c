@@ -69,15 +69,17 @@ static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_e
   return ok;
 }
 
-/* Shows the errors and writes the report, with the divergence of --divergence. */
-static bool report_errors(const mm_verify_args *a, mm_error_report *r, mm_err *err) {
-  mm_json *divergence = NULL;
-  mm_report_rank(r);
-  bool ok = !a->divergence || mm_report_divergence_read(&divergence, a->divergence, a->dir, r->manifest, err);
-  r->divergence = divergence;
-  ok = ok && print_errors(a, r, err) && (!a->report || write_report(a, r, err)) && good_enough(a, r, err);
-  mm_json_free(divergence);
+/* --divergence, of a checkpoint with the report's manifest; mm_json_free(*out). */
+static bool read_divergence(const mm_verify_args *a, mm_error_report *r, mm_json **out, mm_err *err) {
+  const bool ok = !a->divergence || mm_report_divergence_read(out, a->divergence, a->dir, r->manifest, err);
+  r->divergence = *out;
   return ok;
+}
+
+/* Shows the errors and writes the report. */
+static bool report_errors(const mm_verify_args *a, mm_error_report *r, mm_err *err) {
+  mm_report_rank(r);
+  return print_errors(a, r, err) && (!a->report || write_report(a, r, err)) && good_enough(a, r, err);
 }
 
 /* As a conversion does; a tokenizer that gives no image gives none here. */
@@ -121,18 +123,19 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .tool = s->pack.tool,
                        .manifest = manifest.text,
                        .plan = planned.text};
-  bool ok = e && r.row && mm_manifest_hex(&s->pack, &manifest, err) && mm_hf_open(&hf, a->source, &ho, err) &&
-            mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) && mm_exact_words(&plan, &s->pack, err) &&
-            mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) && same_draft(a, &plan, &s->pack, err) &&
-            mm_exact_weights(&plan, s, (unsigned)a->threads, err) && mm_compare(&plan, s, (unsigned)a->threads, e, err) &&
-            mm_exact_bounds(&plan, s, e, err);
-  if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
+  mm_json *divergence = NULL;
+  const bool begun = e && r.row && mm_manifest_hex(&s->pack, &manifest, err) && read_divergence(a, &r, &divergence, err);
+  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) &&
+            mm_exact_words(&plan, &s->pack, err) && mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+            same_draft(a, &plan, &s->pack, err) && mm_exact_weights(&plan, s, (unsigned)a->threads, err) &&
+            mm_compare(&plan, s, (unsigned)a->threads, e, err) && mm_exact_bounds(&plan, s, e, err);
+  if (begun && !ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
   r.absent = n - r.count;
   ok = ok && report_errors(a, &r, err);
-  free(r.row);
-  free(e);
+  MM_FREE(r.row, e);
+  mm_json_free(divergence);
   mm_plan_close(&plan);
   mm_hf_close(&hf);
   return ok;
@@ -265,14 +268,17 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
   mm_hex self;
   mm_error_report r = {
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = self.text, .plan = laid.text, .unscaled = true};
-  bool ok = mm_manifest_hex(p, &self, err) && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
+  mm_json *divergence = NULL;
+  const bool begun = mm_manifest_hex(p, &self, err) && read_divergence(a, &r, &divergence, err);
+  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
             plan_unsharded(&plan, &hf, &po, &(mm_made){&made, p}, err) && mm_exact_words(&plan, p, err) &&
             mm_exact_texts(&plan, &made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
             mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &(mm_made){&made, p}, (unsigned)a->threads, &r.row, &r.count, err);
-  if (!ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
+  if (begun && !ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   ok = ok && report_errors(a, &r, err);
   free(r.row);
+  mm_json_free(divergence);
   mm_plan_close(&plan);
   mm_hf_close(&made);
   mm_hf_close(&hf);

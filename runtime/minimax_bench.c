@@ -181,8 +181,9 @@ static bool bench_all(void *args, mm_err *err) {
   if (!mm_bench_check_ranks(a, err)) return false;
   if (choices) return mm_bench_print_choices(a, err);
   if (!mm_bench_case_at(a, 0, &c))
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --model %s, which %s does not measure", a->model ? a->model : "",
-                   subject);
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                   a->model ? "found --model %s, which %s does not measure" : "found no %s, expected --model m3 for %s",
+                   a->model ? a->model : "--model", subject);
   const mm_ops *ops = find_ops(a, err);
   mm_ops plain;
   const unsigned threads = mm_engine_threads(a->threads, (uint32_t)a->tp);

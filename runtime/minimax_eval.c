@@ -188,17 +188,18 @@ static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err
   return NULL;
 }
 
+static bool check_likelihood(const eval_args *a, double sum, uint64_t w, mm_err *err) {
+  return isfinite(exp(sum / (double)a->window)) ||
+         mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(a->dir, NULL),
+                 "found %g as -ln of a token's probability in window %llu, on average; expected a number whose exponential is one",
+                 sum / (double)a->window, (unsigned long long)w);
+}
+
 /* sum: of each window, summed over its tokens. */
 static bool print_likelihood(const eval_args *a, const double *sum, uint64_t windows, mm_err *err) {
-  const uint64_t tokens = windows * a->window;
   double nll = 0;
-  for (uint64_t w = 0; w < windows; w++) {
-    if (!isfinite(exp(sum[w] / (double)a->window)))
-      return mm_fail(err, MM_INTEGRITY, "E_LOGITS", mm_at(a->dir, NULL),
-                     "found %g as -ln of a token's probability in window %llu, on average; expected a number whose exponential is one",
-                     sum[w] / (double)a->window, (unsigned long long)w);
-    nll += sum[w];
-  }
+  const uint64_t tokens = windows * a->window;
+  for (uint64_t w = 0; w < windows; w++) nll += sum[w];
   nll /= (double)tokens;
   if (!a->json) {
     printf("nll %.6f, perplexity %.4f over %llu tokens in %llu windows of %llu\n", nll, exp(nll), (unsigned long long)tokens,
@@ -250,7 +251,7 @@ static bool run_likelihood(eval *e, mm_err *err) {
     say_progress(&p, "windows", w, windows, w * a->window);
     const int32_t *first = id + w * a->window;
     likelihood l = {first + 1, sum + w};
-    ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err) &&
+    ok = feed(e, first, (uint32_t)a->window, add_nll, &l, err) && check_likelihood(a, sum[w], w, err) &&
          (!e->fisher || mm_cpu_fisher_add(e->fisher, first, (uint32_t)a->window, err));
   }
   end_progress(&p);

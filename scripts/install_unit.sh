@@ -9,5 +9,8 @@ if [ "$remove" ]; then
   exec scripts/install_folders.sh --remove "$root" $folders
 fi
 scripts/install_folders.sh "$root" $folders $folder
-sed "s|/usr/local/bin/|$prefix/bin/|" scripts/minimax-serve.service >"$root/$folder/minimax-serve.service"
+quote=
+case $prefix in *" "*) quote='"' ;; esac
+by=$(printf %s "$quote$prefix" | sed 's/%/%%/g; s/[\\&|]/\\&/g') # % is systemd's, the others are those of the next line
+sed "s|/usr/local/bin/\([a-z-]*\)|$by/bin/\1$quote|" scripts/minimax-serve.service >"$root/$folder/minimax-serve.service"
 chmod 644 "$root/$folder/minimax-serve.service"

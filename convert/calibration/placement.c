@@ -109,7 +109,7 @@ bool mm_placement_open(mm_placement *out, mm_pack *p, const char *path, mm_err *
     out->before += before, out->after += fmin(before, after);
     for (uint32_t e = 0; e < m->experts; e++) sum += own[e];
   }
-  if (ok) out->before *= p->ep / sum, out->after *= p->ep / sum;
+  if (ok) out->before = out->before / sum * p->ep, out->after = out->after / sum * p->ep; /* finite, also where sum is denormal */
   mm_json_free(root);
   free(load);
   return ok;

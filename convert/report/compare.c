@@ -16,18 +16,32 @@ double mm_cosine(const mm_tensor_error *e) {
 }
 
 /* Rows of which every weight lies within half a step may have lost most decibels: all weights but one that is far larger. */
-bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool moved) {
+bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool moved, mm_where where, mm_err *err) {
   const double least = (double)scheme->sqnr / 3, db = fmin(mm_sqnr_db(e), e->experts ? e->worst_db : (double)INFINITY);
-  if (!moved) return e->beyond == 0 && db >= least;
-  const double share = fmax(e->astray > 0 ? e->astray / e->signal : 0, e->most_astray);
+  const double share = fmax(e->astray > 0 ? e->astray / e->signal : 0, e->most_astray), most = pow(10, -least / 10);
   const double lost = fmax(e->noise >= e->signal ? e->max_abs : 0, e->most_lost);
-  return lost <= (scheme->scale_of == MM_F16 ? 0x1p-24 : 0x1p-120) && share <= pow(10, -least / 10) * (1 + 1e-4);
+  if (!moved)
+    return (e->beyond == 0 && db >= least) ||
+           mm_fail(
+               err, MM_INTEGRITY, "E_SOURCE", where,
+               "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected 0 and at least %.2f",
+               (unsigned long long)e->beyond, scheme->name, db, least);
+  if (lost > (scheme->scale_of == MM_F16 ? 0x1p-24 : 0x1p-120))
+    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", where, "found weights that are no nearer to the source than zeros, the furthest %.3g off",
+                   lost);
+  return share <= most * (1 + 1e-4) ||
+         mm_fail(
+             err, MM_INTEGRITY, "E_SOURCE", where,
+             "found %llu weights further from the source than half a step of %s, in a row or matrix %.3g times its squares, expected at "
+             "most %.3g",
+             (unsigned long long)e->beyond, scheme->name, share, most);
 }
 
 typedef struct mm_compare_worker {
   mm_decoder source;
   float *row, *scale; /* of one local row: unpacked, and what it was multiplied with */
-  size_t row_cap, scale_cap;
+  double *astray;     /* of each row of a strip, over the ranks (mm_error_add) */
+  size_t row_cap, scale_cap, astray_cap;
 } mm_compare_worker;
 
 typedef struct mm_compare_job {
@@ -86,6 +100,7 @@ void mm_error_merge(mm_tensor_error *to, const mm_tensor_error *e) {
   to->astray += e->astray;
   to->flushed += e->flushed;
   to->nonfinite += e->nonfinite;
+  to->most_astray = fmax(to->most_astray, e->most_astray);
   if (e->most_scale == 0) return;
   to->least_scale = first ? e->least_scale : fmin(to->least_scale, e->least_scale);
   to->most_scale = fmax(to->most_scale, e->most_scale);
@@ -101,8 +116,9 @@ void mm_error_add_expert(mm_tensor_error *stack, const mm_tensor_error *expert, 
 }
 
 /* One row: source w, packed v, and the scales v was multiplied with (step is 0 where there are none). */
-void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c) {
+double mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c) {
   const double step = c.step;
+  double astray = 0;
   mm_tensor_error row = {.count = n, .least_scale = step > 0 ? fabs((double)scale[0]) : 0};
   for (uint32_t j = 0; j < n; j++) {
     double a = (double)w[j], b = (double)v[j], e = b - a, s = step > 0 ? fabs((double)scale[j]) : 0;
@@ -124,15 +140,24 @@ void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const fl
     const bool beyond = clipped && !(fabs(b) >= c.top * s * (1 - 1e-6) && fabs(a) > fabs(b) && signbit(a) == signbit(b));
     row.beyond += beyond;
     row.astray += beyond ? e * e : 0;
+    astray += beyond && s > 0 ? e * e : 0;
     row.flushed += a != 0 && b == 0;
   }
   mm_error_merge(sum, &row);
+  return astray;
+}
+
+void mm_error_add_row(mm_tensor_error *sum, const float *w, uint32_t n, double astray) {
+  double signal = 0;
+  for (uint32_t i = 0; astray > 0 && i < n; i++) signal += (double)w[i] * (double)w[i];
+  if (astray > 0) sum->most_astray = fmax(sum->most_astray, astray / signal);
 }
 
 /* Rows of one rank's share: local row `local` + i of entry `lead` holds columns [cols.from, +count) of source row i in `wide`. */
 typedef struct mm_shared_rows {
   uint32_t lead, local, rows, whole_cols;
   const float *wide; /* [rows, whole_cols] */
+  double *astray;    /* [rows] */
   mm_range cols;
 } mm_shared_rows;
 
@@ -143,7 +168,7 @@ static bool add_rank(mm_compare_worker *w, const mm_packed *m, const mm_shared_r
     mm_unpack(m, x->lead, x->local + i, 1, w->row);
     if (c.step > 0) mm_row_scales(m, x->lead, x->local + i, w->scale);
     const float *from = x->wide + (size_t)i * x->whole_cols + x->cols.from;
-    mm_error_add(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, c);
+    x->astray[i] += mm_error_add(sum, from, w->row + x->cols.at, w->scale + x->cols.at, x->cols.count, c);
   }
   return true;
 }
@@ -165,7 +190,8 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
     const mm_matrix *matrix = &job->plan->tensor[step->tensor].matrix[step->lead * t->piece_count + i];
     for (uint32_t row = from; row < end; row += unit) {
       uint32_t rows = (uint32_t)mm_min(unit, end - row);
-      if (!mm_decode_f32(&w->source, matrix, row, rows, err)) return false;
+      if (!mm_decode_f32(&w->source, matrix, row, rows, err) || !MM_GROW(w->astray, &w->astray_cap, rows, err)) return false;
+      memset(w->astray, 0, rows * sizeof *w->astray);
       uint32_t row_mark = row, col_mark = 0; /* what lies before was compared, or no rank here holds it: ranges ascend */
       for (uint32_t r = 0; r < p->tp; r++) {
         mm_range take = cut->axis == MM_AXIS_ROWS ? cut->rank[r] : (mm_range){0, 0, x->rows};
@@ -183,6 +209,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
                                       .rows = hi - lo,
                                       .whole_cols = t->whole_cols,
                                       .wide = w->source.wide + (size_t)(lo - row) * t->whole_cols,
+                                      .astray = w->astray + (lo - row),
                                       .cols = cols};
         if (!add_rank(w, &m, &share, sum, err)) return false;
         if (row_mark == row && col_mark == 0) sum->nonfinite += w->source.zeroed;
@@ -191,6 +218,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
         else
           row_mark = hi;
       }
+      for (uint32_t k = 0; k < rows; k++) mm_error_add_row(sum, w->source.wide + (size_t)k * t->whole_cols, t->whole_cols, w->astray[k]);
     }
   }
   return true;
@@ -217,8 +245,7 @@ bool mm_compare(const mm_plan *plan, const mm_shards *s, unsigned threads, mm_te
   bool ok = job.worker && job.sum && mm_pool_run(threads, plan->step_count, compare_step, &job, err);
   for (unsigned i = 0; job.worker && i < threads; i++) {
     mm_decoder_close(&job.worker[i].source);
-    free(job.worker[i].row);
-    free(job.worker[i].scale);
+    MM_FREE(job.worker[i].row, job.worker[i].scale, job.worker[i].astray);
   }
   memset(out, 0, s->pack.tensor_count * sizeof *out);
   if (ok) add_steps(plan, job.sum, out);

@@ -20,7 +20,7 @@ typedef struct mm_tensor_error {
   double least_scale, most_scale; /* smallest and largest magnitude of the scales; both 0 if there are none */
   uint32_t experts, worst_expert; /* of stacked experts: how many were compared (0: not stacked), and the first one with the least SQNR */
   double worst_db;                /* its SQNR; infinity if it is exact */
-  double most_astray;             /* largest share of astray in the signal of an expert */
+  double most_astray;             /* largest share of astray in the signal of an expert, or in that of a row whose scales are not 0 */
   double most_lost;               /* largest max_abs of an expert that is no nearer to its source than zeros */
 } mm_tensor_error;
 
@@ -28,9 +28,9 @@ typedef struct mm_tensor_error {
 double mm_sqnr_db(const mm_tensor_error *e);
 double mm_rmse(const mm_tensor_error *e);
 /* True if a tensor, and each of its experts, is as near to its source as packing by `scheme` leaves it on any version: `moved` weights,
- * which error feedback rounded, keep a third of the decibels that the scheme keeps of a Gaussian matrix or lie within half a step, and are
- * nearer than zeros if scales reach so low; others do both. */
-bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool moved);
+ * which error feedback rounded, keep in each row a third of the decibels that the scheme keeps of a Gaussian matrix or lie within half a
+ * step, and are nearer than zeros if scales reach so low; others do both. Otherwise MM_INTEGRITY E_SOURCE. */
+MM_MUST_USE bool mm_error_bounded(const mm_tensor_error *e, const mm_scheme *scheme, bool moved, mm_where where, mm_err *err);
 /* Cosine of the angle between source and packed tensor; 1 if both are zero. */
 double mm_cosine(const mm_tensor_error *e);
 
@@ -74,7 +74,10 @@ typedef struct mm_code_steps {
 } mm_code_steps;
 /* Those of a kind of codes; {0, 0} where codes are the numbers themselves. */
 mm_code_steps mm_code_steps_of(mm_code code);
-/* Adds n weights: w of the source, v of the packed tensor, scale[n] that v was multiplied with; not read if step is 0. */
-void mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c);
+/* Adds n weights of a row: w of the source, v of the packed tensor, scale[n] that v was multiplied with; not read if step is 0. Returns
+ * what they add to astray where the scale is not 0. */
+double mm_error_add(mm_tensor_error *sum, const float *w, const float *v, const float *scale, uint32_t n, mm_code_steps c);
+/* After all of a row was added: w[n] is the whole row of the source, astray the sum of mm_error_add. */
+void mm_error_add_row(mm_tensor_error *sum, const float *w, uint32_t n, double astray);
 
 #endif

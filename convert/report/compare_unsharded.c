@@ -34,11 +34,13 @@ static uint32_t expert_of(const char *name) {
 /* True if kept weights are equal, but for a global scale, which target formats may store as its reciprocal; other weights must be as near
  * as their scheme packs them. */
 static bool near_enough(const mm_hf *made, const pair *x, mm_err *err) {
-  const double db = mm_sqnr_db(&x->e), least = !x->keep ? (double)x->scheme->sqnr / 3 : x->scheme->plane_count > 2 ? 130 : (double)INFINITY;
-  if (x->again || (x->keep ? db >= least : x->e.noise == 0 || mm_error_bounded(&x->e, x->scheme, x->moved))) return true;
-  return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_hf_at(made, x->made.weight),
-                 "found an SQNR of %.2f dB against this source, expected %s %g", db,
-                 x->keep ? "weights that are kept as stored, at least" : "at least", least);
+  const double db = mm_sqnr_db(&x->e), least = x->scheme->plane_count > 2 ? 130 : (double)INFINITY;
+  const mm_where where = mm_hf_at(made, x->made.weight);
+  if (x->again || x->e.noise == 0) return true;
+  if (!x->keep) return mm_error_bounded(&x->e, x->scheme, x->moved, where, err);
+  return db >= least ||
+         mm_fail(err, MM_INTEGRITY, "E_SOURCE", where,
+                 "found an SQNR of %.2f dB against this source, expected weights that are kept as stored, at least %g", db, least);
 }
 
 /* What each column of row i of the strip that d decoded is multiplied with, into d->grid; NULL: no memory. */
@@ -65,7 +67,8 @@ static bool compare_pair(void *ctx, size_t item, unsigned worker, mm_err *err) {
     for (uint32_t i = 0; i < rows; i++) {
       const float *scale = steps.step > 0 ? column_scales(b, &x->made, i, err) : NULL;
       if (steps.step > 0 && !scale) return false;
-      mm_error_add(&x->e, a->wide + (size_t)i * cols, b->wide + (size_t)i * cols, scale, cols, steps);
+      const float *from = a->wide + (size_t)i * cols;
+      mm_error_add_row(&x->e, from, cols, mm_error_add(&x->e, from, b->wide + (size_t)i * cols, scale, cols, steps));
     }
     x->e.nonfinite += a->zeroed;
   }

@@ -107,12 +107,9 @@ bool mm_exact_bounds(const mm_plan *plan, const mm_shards *s, const mm_tensor_er
   for (size_t i = 0; i < s->pack.tensor_count; i++) {
     const mm_scheme *scheme = plan->tensor[i].scheme;
     if (scheme->code == MM_CODE_PLAIN || e[i].count == 0 || e[i].noise == 0 || mm_exact_again(plan, &s->pack, i)) continue;
+    const mm_where where = mm_at(s->pack.dir, s->pack.tensor[i].name);
     const bool moved = plan->recipe.method == MM_METHOD_GPTQ; /* to make up for others' errors */
-    if (mm_error_bounded(&e[i], scheme, moved)) continue;
-    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(s->pack.dir, s->pack.tensor[i].name),
-                   "found %llu weights further from the source than half a step of %s, and an SQNR of %.2f dB, expected %s at least %.2f",
-                   (unsigned long long)e[i].beyond, scheme->name, fmin(mm_sqnr_db(&e[i]), e[i].experts ? e[i].worst_db : (double)INFINITY),
-                   moved ? "of these" : "0 and", (double)scheme->sqnr / 3);
+    if (!mm_error_bounded(&e[i], scheme, moved, where, err)) return false;
   }
   return true;
 }

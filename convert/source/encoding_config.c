@@ -268,6 +268,21 @@ static const struct {
                {"auto-round", read_auto_round},
                {"compressed-tensors", read_compressed_tensors}};
 
+static size_t reader_of(const char *method) {
+  size_t i = 0;
+  while (i < sizeof readers / sizeof *readers && !listed(readers[i].methods, method)) i++;
+  return i;
+}
+
+/* GPTQModel writes its method under two keys, of which engines read either. */
+static bool one_method(const mm_declared *d, mm_err *err) {
+  const char *older = word(d->obj, "quant_method"), *newer = word(d->obj, "method");
+  const bool read =
+      older && newer && reader_of(older) < sizeof readers / sizeof *readers && reader_of(newer) < sizeof readers / sizeof *readers;
+  return !read || strcmp(older, newer) == 0 ||
+         bad(d, "method", mm_json_get(d->obj, "method"), MM_FORMATTED(96, "\"%s\" as in key \"quant_method\"", older), err);
+}
+
 bool mm_quantization_mlx(const mm_json *j) {
   return mm_json_type_of(j) == MM_JSON_OBJ && !mm_json_get(j, "quant_method") && !mm_json_get(j, "method") &&
          !mm_json_get(j, "quant_algo") && mm_json_type_of(mm_json_get(j, "group_size")) == MM_JSON_INT &&
@@ -283,16 +298,15 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), err);
   const char *key = !mm_json_get(j, "quant_method") && mm_json_get(j, "method") ? "method" : "quant_method"; /* GPTQModel's newer name */
   if ((!fallback || mm_json_get(j, key)) && !mm_json_need_str(j, key, &method, &ctx, err)) return false;
+  if (!one_method(&d, err)) return false;
   d.q->method = mm_arena_strndup(&hf->arena, method, strlen(method), err);
   d.q->path = path;
   const mm_json *block = mm_json_get(j, "weight_block_size");
   d.q->whole = block && mm_json_type_of(block) == MM_JSON_NULL;
   if (!d.q->method || !no_transform(&d, err) || !read_block(&d, block, "weight_block_size", err)) return false;
-  for (size_t i = 0; i < sizeof readers / sizeof *readers; i++) {
-    if (!listed(readers[i].methods, method)) continue;
-    if (readers[i].read && !readers[i].read(&d, err)) return false;
-    if (d.several_groups) d.q->groups = 0;
-    return true;
-  }
-  return refuse(path, "E_Q_METHOD", "quant_method", method, err);
+  const size_t i = reader_of(method);
+  if (i == sizeof readers / sizeof *readers) return refuse(path, "E_Q_METHOD", "quant_method", method, err);
+  if (readers[i].read && !readers[i].read(&d, err)) return false;
+  if (d.several_groups) d.q->groups = 0;
+  return true;
 }

@@ -303,8 +303,11 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
 }
 
 static bool read_config(mm_hf *hf, mm_err *err) {
-  hf->config = read_json(hf, hf->config_path, err);
-  return hf->config && (mm_packed_is(hf->dir) || read_quantization(hf, err));
+  const bool packed = mm_packed_is(hf->dir);
+  mm_err reason = {0};
+  hf->config = read_json(hf, hf->config_path, &reason);
+  if (!hf->config) return packed ? mm_fail_damaged(err, &reason) : mm_fail_as(err, &reason);
+  return packed || read_quantization(hf, err);
 }
 
 /* A config that no plan would come from is refused before headers are read. */

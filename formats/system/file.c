@@ -76,6 +76,14 @@ bool mm_file_open(mm_file *f, const char *path, mm_err *err) {
   return false;
 }
 
+bool mm_file_listed(const char *path, mm_err *err) {
+  mm_err reason = {0};
+  mm_file f = MM_FILE_NONE;
+  const bool ok = mm_file_open(&f, path, &reason);
+  mm_file_close(&f);
+  return ok || mm_fail_damaged(err, &reason);
+}
+
 void mm_file_close(mm_file *f) {
   if (f->fd >= 0) close(f->fd);
   *f = (mm_file)MM_FILE_NONE;

@@ -37,6 +37,8 @@ bool mm_same_file(const struct stat *a, const struct stat *b);
 /* O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_NOCTTY, then fstat: anything but a regular file is MM_BAD_INPUT E_FS_TYPE (says what it
  * is); absent is MM_BAD_INPUT E_FS_MISSING; ELOOP is E_FS_TYPE in words; other errors MM_IO. Follows symlinks. */
 MM_MUST_USE bool mm_file_open(mm_file *f, const char *path, mm_err *err);
+/* A file that a packed checkpoint's manifest lists is there: MM_INTEGRITY E_FS_MISSING or E_FS_TYPE. */
+MM_MUST_USE bool mm_file_listed(const char *path, mm_err *err);
 void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothing */
 /* The file at path still is `id`; MM_IO E_CHANGED otherwise. */
 MM_MUST_USE bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);

@@ -107,10 +107,12 @@ static bool look(const mm_output_place *p, target *t, mm_err *err) {
   return !t->direct || p->stream || refuse(p->path, "found a FIFO, a device or the program's own output, expected a file's name", err);
 }
 
-/* Refuses an input that has the temporary file's name, which this program would take for a killed run's. */
+/* Refuses an input that has the temporary file's name, which this program would take for a killed run's, and a directory where none can be
+ * made. */
 static bool staged_is_no_input(const mm_output_place *p, int parent, const char *staged, mm_err *err) {
   struct stat st;
-  return fstatat(parent, staged, &st, AT_SYMLINK_NOFOLLOW) != 0 || no_input(p, &st, err);
+  if (fstatat(parent, staged, &st, AT_SYMLINK_NOFOLLOW) == 0) return no_input(p, &st, err);
+  return (errno == ENOENT && faccessat(parent, ".", W_OK, AT_EACCESS) == 0) || mm_fail_errno(err, mm_at(p->path, NULL), "create", errno);
 }
 
 /* Called after open_parent: a file in an input directory is recognised by its place. */
@@ -134,6 +136,36 @@ static bool place(const mm_output_place *p, char *real, const char **name, mm_er
   return true;
 }
 
+/* Refuses a file in the open directory `dir` if it is, or lies in, a checkpoint, or is that of Hugging Face's files. */
+static bool in_no_checkpoint(const mm_output_place *p, int dir, mm_err *err) {
+  const int inside = mm_in_checkpoint(dir);
+  if (inside < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at the directories above", errno);
+  return (inside == 0 && !mm_holds_weights(dir)) || refuse(p->path, "found an output inside a checkpoint, expected one elsewhere", err);
+}
+
+/* The same of the directories of the links that the path leads through, as in the Hub's cache: a checkpoint may be one of links. */
+static bool links_in_none(const mm_output_place *p, mm_err *err) {
+  enum { LINKS = 40 }; /* as the kernel follows */
+  char path[PATH_MAX], to[PATH_MAX];
+  bool ok = true;
+  snprintf(path, sizeof path, "%s", p->path);
+  for (int i = 0; ok && i < LINKS; i++) {
+    const ssize_t n = readlink(path, to, sizeof to - 1);
+    if (n < 0) break;
+    to[n] = 0;
+    char *slash = strrchr(path, '/'), *const end = slash ? slash + 1 : path;
+    const char held = *end;
+    *end = 0;
+    const int dir = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ok = dir < 0 || in_no_checkpoint(p, dir, err);
+    if (dir >= 0) close(dir);
+    *end = held;
+    if (*to == '/') *path = 0, slash = NULL;
+    snprintf(slash ? slash + 1 : path, sizeof path - (size_t)(slash ? slash + 1 - path : 0), "%s", to);
+  }
+  return ok;
+}
+
 static bool open_parent(const mm_output_place *p, int *parent, char *real, const char **name, mm_err *err) {
   if (!place(p, real, name, err)) return false;
   *parent = open(*real ? real : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -145,9 +177,7 @@ static bool open_parent(const mm_output_place *p, int *parent, char *real, const
     if (inside == 1) return refuse(p->path, "found an output inside the checkpoint, expected one elsewhere", err);
     if (inside < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at the directories above", errno);
   }
-  const int inside = mm_in_checkpoint(*parent);
-  if (inside < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at the directories above", errno);
-  return inside == 0 || refuse(p->path, "found an output inside a checkpoint, expected one elsewhere", err);
+  return in_no_checkpoint(p, *parent, err) && links_in_none(p, err);
 }
 
 static char *staged_name(mm_arena *a, const char *name, mm_err *err) {

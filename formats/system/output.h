@@ -3,8 +3,8 @@
  * directly, where the writer needs no seeking.
  *
  * One rule holds for every such file: it is none of the program's inputs and lies in none of its input directories nor in any checkpoint,
- * by whatever path, link or mount; and it replaces (or extends) only an empty file or one that this program made, as its beginning shows,
- * unless force allows any file. The temporary file is no input either. */
+ * by whatever path, link or mount, nor next to the weights of a download (mm_holds_weights); and it replaces (or extends) only an empty
+ * file or one that this program made, as its beginning shows, unless force allows any file. The temporary file is no input either. */
 #ifndef MM_FORMATS_OUTPUT_H
 #define MM_FORMATS_OUTPUT_H
 

@@ -94,6 +94,11 @@ int mm_in_checkpoint(int parent) {
   return self < 0 ? -1 : climb(self, is_checkpoint, NULL);
 }
 
+bool mm_holds_weights(int dir) {
+  const bool weights = faccessat(dir, "model.safetensors.index.json", F_OK, 0) == 0 || faccessat(dir, "model.safetensors", F_OK, 0) == 0;
+  return weights && faccessat(dir, "config.json", F_OK, 0) == 0;
+}
+
 #define SOURCE_DEPTH 16
 
 /* 1 if the open directory `parent` is, or lies in, the source or a directory of it, since one of these may be mounted elsewhere. Takes

@@ -57,6 +57,8 @@ int mm_lies_in(int parent, const char *dir);
 /* The same for any packed, unsharded or archived checkpoint, whose list of files has a file of ours: minimax-verify refuses what it does
  * not list. */
 int mm_in_checkpoint(int parent);
+/* True if the open directory itself holds Hugging Face's files of a model: config.json, and an index or model.safetensors. */
+bool mm_holds_weights(int dir);
 /* Finishes or takes back a replacement that a run died in. MM_LOCKED while it is at work. */
 MM_MUST_USE bool mm_staging_recover(mm_staging *s, mm_err *err);
 /* Looks at the target: s->found, and what it holds. MM_USAGE E_OUTPUT for what is no directory, and for a mount point. */

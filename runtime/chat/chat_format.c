@@ -102,7 +102,8 @@ mm_thinking mm_chat_effort(const mm_chat_format *f, mm_str effort) {
 
 /* Reads a companion file that the converter copied into the checkpoint; NULL without an error if the source had none. */
 static char *companion(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
-  return mm_pack_find_file(p, name) ? mm_file_slurp(mm_path_of(p->dir, name).text, TEMPLATE_MAX, n, err) : NULL;
+  const mm_path path = mm_path_of(p->dir, name);
+  return mm_pack_find_file(p, name) && mm_file_listed(path.text, err) ? mm_file_slurp(path.text, TEMPLATE_MAX, n, err) : NULL;
 }
 
 /* chat_template of a JSON file: a string, or a list of named ones of which "default" counts. */

@@ -238,7 +238,15 @@ static bool has(const inputs *in, int what) {
 typedef struct place {
   int fd;
   const char *path;
+  mm_where tensor; /* of the checkpoint, whose numbers these are */
 } place;
+
+static bool check_numbers(const float *x, size_t n, const place *f, mm_err *err) {
+  for (size_t i = 0; i < n; i++)
+    if (!isfinite(x[i]))
+      return mm_fail(err, MM_INTEGRITY, "E_NONFINITE", f->tensor, "found inputs or gradients of which number %zu is not finite in F32", i);
+  return true;
+}
 
 /* Writes the means of each matrix's sums over its rows, n numbers each. */
 static bool write_means(const double *sum, const int64_t *rows, uint32_t leads, size_t n, uint64_t offset, const place *f, mm_err *err) {
@@ -247,7 +255,7 @@ static bool write_means(const double *sum, const int64_t *rows, uint32_t leads, 
   for (uint32_t e = 0; ok && e < leads; e++, sum += n) {
     const double of = (double)(rows[e] ? rows[e] : 1);
     for (size_t i = 0; i < n; i++) line[i] = (float)(sum[i] / of);
-    ok = mm_pwrite(f->fd, f->path, line, n * sizeof *line, offset + e * n * sizeof *line, err);
+    ok = check_numbers(line, n, f, err) && mm_pwrite(f->fd, f->path, line, n * sizeof *line, offset + e * n * sizeof *line, err);
   }
   free(line);
   return ok;
@@ -257,7 +265,7 @@ static bool write_amax(const mm_calibration *c, const inputs *in, uint64_t offse
   for (uint32_t e = 0; e < in->leads; e++) {
     float amax = 0;
     for (uint32_t r = 0; r < c->s->pack.tp; r++) amax = fmaxf(amax, in->amax[(size_t)r * in->leads + e]);
-    if (!mm_pwrite(f->fd, f->path, &amax, sizeof amax, offset + e * sizeof amax, err)) return false;
+    if (!check_numbers(&amax, 1, f, err) || !mm_pwrite(f->fd, f->path, &amax, sizeof amax, offset + e * sizeof amax, err)) return false;
   }
   return true;
 }
@@ -306,10 +314,11 @@ bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_
   void *header = ok ? mm_st_header(st, n, &meta, 1, 64, &header_bytes, err) : NULL;
   ok = header && mm_pwrite(fd, path, header, header_bytes, 0, err);
   const mm_st_tensor *next = st;
-  const place f = {fd, path};
   for (int what = 0; ok && what < KINDS; what++)
-    for (size_t i = 0; ok && i < c->s->pack.tensor_count; i++)
+    for (size_t i = 0; ok && i < c->s->pack.tensor_count; i++) {
+      const place f = {fd, path, mm_at(c->s->pack.dir, next->name)};
       if (has(&c->in[i], what)) ok = write_kind(c, &c->in[i], what, (next++)->offset, &f, err);
+    }
   free(header);
   free(st);
   mm_arena_close(&names);

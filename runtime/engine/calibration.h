@@ -56,7 +56,8 @@ void mm_calibration_add_sums(mm_calibration *c, uint32_t rank, const mm_packed *
  * and, where gradients are gathered in blocks of r rows, r = the rows of the tensor's largest source matrix where those are fewer:
  *   NAME.fisher       F32 [E, blocks, r (r + 1) / 2]   means of dy_i dy_j in the same form: blocks of the rows of the tensor's first
  *                                                      source matrix (q; w1), then of the others; 0 past a matrix's last row
- *   NAME.fisher_rows  I64 [E] or [1]                   tokens whose gradients were added */
+ *   NAME.fisher_rows  I64 [E] or [1]                   tokens whose gradients were added
+ * MM_INTEGRITY E_NONFINITE for a mean or magnitude that is not finite in F32. */
 MM_MUST_USE bool mm_calibration_write(const mm_calibration *c, int fd, const char *path, mm_err *err);
 
 #ifdef __cplusplus

@@ -25,7 +25,7 @@ bool mm_divergence_add(mm_divergence *d, const float *reference, const float *me
     double p = (double)reference[i] - theirs_sum;
     if (p > -(double)INFINITY) kl += exp(p) * (p - ((double)measured[i] - ours_sum));
   }
-  if (!isfinite(kl)) return false;
+  if (!isfinite(theirs_sum) || !isfinite(kl)) return false; /* a reference without a distribution adds nothing to kl */
   d->sum += kl;
   d->agree += ours == theirs;
   d->kl[d->tokens++] = kl;

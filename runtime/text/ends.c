@@ -9,7 +9,7 @@
 #define COMPANION_MAX (UINT64_C(16) << 20)
 
 static mm_json *load_object(const char *path, mm_err *err) {
-  mm_json *root = mm_json_load(path, COMPANION_MAX, err);
+  mm_json *root = mm_file_listed(path, err) ? mm_json_load(path, COMPANION_MAX, err) : NULL;
   if (!root || mm_json_type_of(root) == MM_JSON_OBJ) return root;
   mm_json_free(root);
   mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(path, NULL), "found a list, expected an object");

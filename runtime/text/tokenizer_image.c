@@ -199,7 +199,7 @@ mm_tokenizer *mm_tokenizer_map(const char *path, uint32_t vocab, const mm_digest
 /* A companion has the size that the manifest says. */
 static bool has_size(const char *path, const mm_pack_file *file, mm_err *err) {
   mm_file f = MM_FILE_NONE;
-  const bool ok = mm_file_open(&f, path, err) && mm_size_is(path, f.size, file->size, err);
+  const bool ok = mm_file_listed(path, err) && mm_file_open(&f, path, err) && mm_size_is(path, f.size, file->size, err);
   mm_file_close(&f);
   return ok;
 }

@@ -227,6 +227,34 @@ def resealed(out, old, new):
     return text
 
 
+def companions_gone():
+    """A file that the manifest lists is absent, or is none: status 6 from every program that reads it."""
+    with Scratch() as root:
+        shutil.copytree("tests/data/tiny-m2", root + "/src")
+        for name, text in (("generation_config.json", b"{}"), ("chat_template.jinja", b"{{ x }}")):
+            write(f"{root}/src/{name}", text)
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        own = ("minimax-run", root + "/out", "--chat", "-p", "x", "-n", 1)
+        chat = (*own, "--chat-format", "minimax-m2")
+        again = ("minimax-convert", root + "/out", "-o", root + "/again", "-q", "--tp", 2)
+        for name, programs in (("config.json", (chat, again)), ("generation_config.json", (chat, again)), ("tokenizer.json", (chat, again)),
+                               ("tokenizer.bin", (chat, again)), ("chat_template.jinja", (own, again))):
+            path = f"{root}/out/{name}"
+            os.rename(path, root + "/kept")
+            for make, code in ((lambda: None, "E_FS_MISSING"), (lambda: os.mkdir(path), "E_FS_TYPE"), (lambda: os.mkfifo(path), "E_FS_TYPE"),
+                               (lambda: os.symlink("nothing", path), "E_FS_MISSING")):
+                make()
+                for program in programs:
+                    cf.assert_error(cf.run(*program), program[0], 6, code, name)
+                if os.path.isdir(path):
+                    os.rmdir(path)
+                elif os.path.lexists(path):
+                    os.remove(path)
+            os.rename(root + "/kept", path)
+        write(root + "/out/config.json", b"{")
+        cf.assert_error(cf.run(*again), again[0], 6, "E_JSON", "config.json")
+
+
 def against_source():
     """--source names what does not belong together, and never says yes to options that it does not know."""
     with Packed() as root:
@@ -308,4 +336,4 @@ def absent():
 
 
 if __name__ == "__main__":
-    cf.main([absent, part_sizes, flips, blanks, lengths, places, missing_and_added, against_source, inspect])
+    cf.main([absent, part_sizes, flips, blanks, lengths, places, missing_and_added, against_source, companions_gone, inspect])

@@ -187,6 +187,9 @@ def refusals(plain, other):
                           ("found 0 everywhere", {"load": [[0] * len(x) for x in rows]}), ("unknown key \"more\"", {"more": 1})):
         convert(plain, "no", *cut, "--place", save("bad.json", **{**good, **changes}), status=3, says=says)
     convert(plain, "no", *cut, "--place", f"{TMP}/absent.json", status=3, says="absent.json")
+    least = save("least.json", **{**good, "load": [[5e-324] * len(x) for x in rows]})
+    found = json.loads(run(0, "", "minimax-convert", plain, *cut, "--place", least, "--dry-run", "--json", "-q"))
+    assert found["placed_peak"] == found["unplaced_peak"] == 1, found
 
 
 def hostile(placed):

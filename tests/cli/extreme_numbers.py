@@ -149,6 +149,28 @@ def one_weight_of_a_row():
                     cf.assert_error(cf.run(VERIFY, "-q", out, "--source", other), VERIFY, 6, "E_SOURCE", "experts")
 
 
+def beyond_moments():
+    """Squares of inputs beyond F32, of a model whose likelihood is a number: no file of them, which no conversion would read."""
+    with Scratch() as root:
+        c = cf.small(fp8=False)
+        for scale, status in ((1.0, 0), (1e25, 6)):
+            name = "model.layers.0.input_layernorm.weight"
+            c.tensors[name] = ("BF16", [10], bf16([scale] * 10))
+            cf.ok(CONVERT, "-q", c.save(f"{root}/{status}"), "-o", f"{root}/packed{status}")
+            with open(root + "/ids.json", "w", encoding="utf-8") as f:
+                f.write("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]")
+            run = lambda *more: cf.run("minimax-eval", "-q", f"{root}/packed{status}", "--ids", root + "/ids.json", "--window", 8, *more)
+            assert run().returncode == 0
+            for more in ([], ["--moments", 128]):
+                done, out = run("--collect", f"{root}/collected", *more), f"{root}/collected"
+                if status:
+                    cf.assert_error(done, "minimax-eval", 6, "E_NONFINITE", "model.layers.0.self_attn.qkv_proj.weight.mean_square")
+                    assert not os.path.exists(out)
+                else:
+                    assert done.returncode == 0, done.stderr
+                    os.remove(out)
+
+
 def beyond_f16():
     """Schemes whose scales are F16 refuse weights that none reaches."""
     name = "model.layers.0.self_attn.o_proj.weight"
@@ -168,5 +190,5 @@ def beyond_f16():
 
 
 if __name__ == "__main__":
-    cf.main([all_schemes, one_weight_of_a_row, beyond_f16])
+    cf.main([all_schemes, one_weight_of_a_row, beyond_moments, beyond_f16])
     print(f"seed {SEED}")

@@ -52,4 +52,9 @@ for place in "$host:/usr" "$host/stage/one:/usr/local" ":$host/new"; do
   recipe uninstall "${place%%:*}" "${place#*:}" | sh -e
   tree "$host" | diff "$TMPDIR/before" - || { echo "$place: install and uninstall leave another tree"; exit 1; }
 done
+odd="$TMPDIR/a&b|c d%e"
+scripts/install_unit.sh "$odd" "$odd"
+grep -qF "ExecStart=\"$TMPDIR/a&b|c d%%e/bin/minimax-serve\" --config" "$odd/lib/systemd/system/minimax-serve.service" || { echo "$odd: the unit names other programs"; exit 1; }
+scripts/install_unit.sh --remove "$odd" "$odd"
+[ ! -e "$odd" ] || { echo "$odd: left"; exit 1; }
 echo "$count programs installed and removed; three trees are after uninstall what they were before install"

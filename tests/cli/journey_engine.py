@@ -119,6 +119,10 @@ def report():
     for key in want.keys() - {"checkpoint", "windows"}:
         json.dump({k: v for k, v in want.items() if k != key}, open(f"{TMP}/kl.json", "w"))
         assert f'no "{key}"' in run(*verify, status=3).stderr
+    for key, value in (("kl", -1), ("kl", "x"), ("kl", want["kl_most"] + 1), ("kl_p90", want["kl_p50"] / 2), ("first_choice_share", 1.5), ("tokens", 0), ("tokens", 1.5)):
+        open(f"{TMP}/kl.json", "w").write(json.dumps({**want, key: value}))
+        done = run(*verify, status=3)  # before the weights are compared
+        assert f'key "{key}": found ' in done.stderr and not done.stdout, done
     open(f"{TMP}/kl.json", "w").write(json.dumps({**want, "reference": "<img src=x onerror=y>"}))
     run(*verify, "--report", f"{TMP}/r.html")
     assert "<img" not in open(f"{TMP}/r.html", encoding="utf-8").read()

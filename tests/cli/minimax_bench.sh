@@ -59,6 +59,8 @@ assert r["context"] == 210 and "chosen_blocks_s" in r and r["full_s"] > 0 and r[
 '
 "$bench" attention --device cpu --model m3 --shrink 64 --layers 1 >"$TMPDIR/one" 2>&1 && exit 1
 grep -q "expected both kinds" "$TMPDIR/one"
+"$bench" attention --device cpu >"$TMPDIR/one" 2>&1 && exit 1
+grep -q "found no --model, expected --model m3 for attention" "$TMPDIR/one"
 # Steps that a draft proposes for, of 8, 4 and 2 rows: tokens of the published lengths, over the time of the step and of the draft's pass.
 "$bench" drafts --device cpu --tp 2 --shrink 32 --layers 2 --vocab 2048 --batch 2 --context 40 --steps 5 --threads 1 --json | python3 -c '
 import json, sys

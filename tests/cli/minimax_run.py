@@ -213,7 +213,7 @@ with open(f"{damaged}/tokenizer.json", "w") as f:
     f.write(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
 refused(6, "tokenizer.json: found", damaged, "-p", "And")
 os.remove(f"{damaged}/tokenizer.json")
-refused(3, "E_FS_MISSING", damaged, "-p", "And")
+refused(6, "E_FS_MISSING", damaged, "-p", "And")
 with open(f"{damaged}/tokenizer.json", "w") as f:
     f.write(whole)
 with open(f"{damaged}/tokenizer.bin", "r+b") as f:
@@ -223,7 +223,7 @@ refused(6, "E_TOKENIZER", damaged, "-p", "And")
 os.truncate(f"{damaged}/tokenizer.bin", 1000)
 refused(6, "E_SIZE", damaged, "-p", "And")
 os.remove(f"{damaged}/tokenizer.bin")
-refused(3, "E_FS_MISSING", damaged, "-p", "And")
+refused(6, "E_FS_MISSING", damaged, "-p", "And")
 
 # A tokenizer that the runtime does not read converts all the same, with a note and without an image.
 odd = os.path.join(TMP, "odd")

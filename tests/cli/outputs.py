@@ -66,6 +66,8 @@ def refusals(root):
                       (root + "/dangling.json", "link to nothing"), (os.path.join(os.path.abspath(SRC), "report.json"), inside)):
         cf.assert_error(report(root, out), VERIFY, 2, "E_OUTPUT", says)
     cf.assert_error(cf.run("minimax-hold", root + "/out", root + "/door/sock"), "minimax-hold", 2, "E_OUTPUT", inside)
+    for write in (collect, logits, report):  # its temporary file has a longer name
+        cf.assert_error(write(root, root + "/" + "n" * 240 + ".json"), VERIFY if write is report else EVAL, 5, "E_IO", "create: File name too long")
     assert tree(root) == before
     checkpoints(root)
     cf.ok(VERIFY, "-q", root + "/out")
@@ -94,6 +96,7 @@ def checkpoints(root):
         for here in ("packed", "door-packed", "hf", "door-hf", "arc", "door-arc"):
             cf.assert_error(write(root, f"{root}/{here}/{name}"), program, 2, "E_OUTPUT", "checkpoint, expected one elsewhere")
     assert tree(root) == before
+    downloads(root, [(write, program) for write, program, name in programs[:3] + programs[4:5] + programs[8:9] if name != "config.json"])
     os.mkdir(root + "/web")  # any other manifest.json
     with open(root + "/web/manifest.json", "w", encoding="utf-8") as f:
         json.dump({"name": "minimax-packed"}, f)
@@ -102,6 +105,34 @@ def checkpoints(root):
         cf.ok(VERIFY, "-q", f"{root}/{path}")
         os.mkdir(f"{root}/{path}/sub")
         cf.assert_error(report(root, f"{root}/{path}/sub/r.json"), VERIFY, 2, "E_OUTPUT", "checkpoint, expected one elsewhere")
+
+
+def downloads(root, programs):
+    """Nor next to the weights of a download that is no input, with --force either; one of links, as in the Hub's cache, and a packed one of links."""
+    shutil.copytree(SRC, root + "/download")
+    os.mkdir(root + "/blobs")
+    for source, links in (("download", "snapshot"), ("packed", "packed-links")):
+        os.mkdir(f"{root}/{links}")
+        for name in os.listdir(f"{root}/{source}"):
+            shutil.copy(f"{root}/{source}/{name}", f"{root}/blobs/{links}-{name}")
+            os.symlink(f"../blobs/{links}-{name}", f"{root}/{links}/{name}")
+        os.symlink(f"{links}/config.json", f"{root}/to-{links}.html")
+    with open(root + "/p.safetensors", "wb") as f:
+        f.write(open(root + "/ids.safetensors", "rb").read())
+    before = tree(root)
+    forced = [(lambda root, out: cf.run(EVAL, root + "/out", "--logits", out, "--ids-from", root + "/p.safetensors", "--force"), EVAL),
+              (lambda root, out: cf.run(EVAL, root + "/out", "--ids", root + "/ids.json", "--window", "8", "--collect", out, "--force"), EVAL)]
+    reported = [(lambda root, out: cf.run(VERIFY, "-q", root + "/out", "--source", SRC, "--report", out, "--force"), VERIFY)]
+    for write, program in programs + forced + reported:
+        names = ["download/new.html", "snapshot/new.html", "packed-links/new.html"]
+        if program != "minimax-hold":
+            names += ["to-snapshot.html", "to-packed-links.html"]
+        if (write, program) in forced:
+            names += ["download/config.json", "download/model-00001-of-00002.safetensors", "snapshot/config.json", "packed-links/config.json"]
+        for name in names:
+            cf.assert_error(write(root, f"{root}/{name}"), program, 2, "E_OUTPUT", "checkpoint, expected one elsewhere")
+    assert tree(root) == before
+    shutil.rmtree(root + "/blobs")
 
 
 def written(root):

@@ -166,21 +166,23 @@ def unsharded_number():
             cf.assert_error(done, VERIFY, 6, "E_SOURCE", part["file"], name, f"offset {place}")
 
 
+def seal(root, digests):
+    """The digests of an unsharded checkpoint as its files now are."""
+    for part in digests["parts"]:
+        file = open(f"{root}/{part['file']}", "rb").read()
+        part["blocks"] = [pf.sha256(file[i:i + pf.BLOCK]) for i in range(0, len(file), pf.BLOCK)]
+        part["root"] = pf.sha256(b"".join(bytes.fromhex(b) for b in part["blocks"]))
+    for f in digests["files"]:
+        data = open(f"{root}/{f['name']}", "rb").read()
+        f["size"], f["sha256"] = len(data), pf.sha256(data)
+    digests.pop("sha256", None)
+    text = json.dumps(digests)[:-1].encode() + b",\n"
+    with open(root + "/minimax-digests.json", "wb") as f:
+        f.write(text + b'"sha256":"' + pf.sha256(text).encode() + b'"\n}\n')
+
+
 def unsharded_exchanged():
     """Two layers' o_proj exchanged in an unsharded checkpoint, another tokenizer, other fingerprints, all sealed again."""
-    def seal(root, digests):
-        for part in digests["parts"]:
-            file = open(f"{root}/{part['file']}", "rb").read()
-            part["blocks"] = [pf.sha256(file[i:i + pf.BLOCK]) for i in range(0, len(file), pf.BLOCK)]
-            part["root"] = pf.sha256(b"".join(bytes.fromhex(b) for b in part["blocks"]))
-        for f in digests["files"]:
-            data = open(f"{root}/{f['name']}", "rb").read()
-            f["size"], f["sha256"] = len(data), pf.sha256(data)
-        digests.pop("sha256", None)
-        text = json.dumps(digests)[:-1].encode() + b",\n"
-        with open(root + "/minimax-digests.json", "wb") as f:
-            f.write(text + b'"sha256":"' + pf.sha256(text).encode() + b'"\n}\n')
-
     def exchange(root, digests):
         a, b = (f"model.layers.{i}.self_attn.o_proj.weight" for i in (0, 2))
         files = {p["file"]: bytearray(open(f"{root}/{p['file']}", "rb").read()) for p in digests["parts"]}
@@ -208,6 +210,47 @@ def unsharded_exchanged():
                 seal(root + "/out", digests)
                 cf.ok(VERIFY, "-q", root + "/out")
                 cf.assert_error(cf.run(VERIFY, "-q", root + "/out", "--source", M2), VERIFY, 6, "E_SOURCE")
+
+
+def exchange_rows(data, rows, i, j):
+    """Of `rows` rows of equal size."""
+    n = len(data) // rows
+    data[i * n:(i + 1) * n], data[j * n:(j + 1) * n] = data[j * n:(j + 1) * n], data[i * n:(i + 1) * n]
+
+
+def moved_rows():
+    """Error feedback moves weights, but two rows that are exchanged are none that it gives: on ranks, on one alone, and unsharded."""
+    name = "model.layers.1.self_attn.o_proj."
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/none")
+        cf.ok("minimax-eval", "-q", root + "/none", "--ids", M2 + "/held-out-ids.json", "--window", 64, "--limit", 1, "--act-quant", "off", "--collect",
+              root + "/moments", "--moments", 128)
+        words = ["--quant", "w4a16", "--method", "gptq", "--importance", root + "/moments"]
+        for i, more in enumerate((["--tp", 2], ["--tp", 2, "--ranks", 1])):
+            cf.ok(CONVERT, "-q", M2, "-o", f"{root}/{i}", *words, *more)
+            cf.ok(VERIFY, "-q", f"{root}/{i}", "--source", M2)
+            p = pf.Packed(f"{root}/{i}")
+            t = p.tensor(name + "weight")
+            for _, (_, shape, data) in p.planes(t):
+                exchange_rows(data, shape[-2], 9, 77)
+            p.save(f"{root}/{i}-other")
+            cf.ok(VERIFY, "-q", f"{root}/{i}-other")
+            cf.assert_error(cf.run(VERIFY, "-q", f"{root}/{i}-other", "--source", M2), VERIFY, 6, "E_SOURCE", name, "in a row or matrix")
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/hf", *words, "--layout", "hf", "--override", "*w2*=bf16")
+        cf.ok(VERIFY, "-q", root + "/hf", "--source", M2)
+        with open(root + "/hf/minimax-digests.json", encoding="utf-8") as f:
+            digests = json.load(f)
+        path = next(f"{root}/hf/{p['file']}" for p in digests["parts"] if name + "weight_packed" in cf.read_st(f"{root}/hf/{p['file']}")[0])
+        file = open(path, "rb").read()
+        for plane in ("weight_packed", "weight_scale"):
+            _, shape, data = cf.read_st(path)[0][name + plane]
+            fresh = bytearray(data)
+            exchange_rows(fresh, shape[0], 9, 77)
+            file = file.replace(data, bytes(fresh))
+        open(path, "wb").write(file)
+        seal(root + "/hf", digests)
+        cf.ok(VERIFY, "-q", root + "/hf")
+        cf.assert_error(cf.run(VERIFY, "-q", root + "/hf", "--source", M2), VERIFY, 6, "E_SOURCE", name, "in a row or matrix")
 
 
 def once():
@@ -249,4 +292,4 @@ def companions_by_header():
 
 
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, once, companions_by_header])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, moved_rows, once, companions_by_header])

@@ -249,6 +249,8 @@ TEST(test_configuration) {
        "found GPTQ checkpoint_format \"marlin\""},
       {"{\"quant_method\":\"gptq\",\"checkpoint_format\":2}", MM_BAD_INPUT, "E_Q_CONFIG", "found 2, expected a string"},
       {"{\"quant_method\":\"gptq\",\"format\":\"marlin\"}", MM_UNSUPPORTED, "E_Q_METHOD", "\"marlin\""},
+      {"{\"quant_method\":\"gptq\",\"method\":\"awq\"}", MM_BAD_INPUT, "E_Q_CONFIG",
+       "key \"method\": found \"awq\", expected \"gptq\" as in key \"quant_method\""},
       {"{\"quant_method\":\"gptq\",\"format\":\"gptq\",\"checkpoint_format\":\"gptq_v2\"}", MM_BAD_INPUT, "E_Q_CONFIG",
        "key \"checkpoint_format\": found \"gptq_v2\", expected \"gptq\" as in key \"format\""},
       {"{\"quant_method\":\"gptq\",\"is_marlin_format\":true}", MM_UNSUPPORTED, "E_CFG_FEATURE", "is_marlin_format"},
