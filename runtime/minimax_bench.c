@@ -267,8 +267,7 @@ int main(int argc, char **argv) {
       MM_OPTION(STR, "exchange", &a.exchange, "WORD", "of their rows: as codes where experts take these (codes)", .choices = "codes|rows"),
       MM_OPTION(
           U64, "batch", &a.batch, "N",
-          "sequences of a decode step (1, 4, 16, 64 and 256; 1, 16, 64 and 256 for kernels, 1 for decode, 1, 16 and 64 for drafts, 63 for "
-          "mixed)",
+          "sequences of a decode step (1, 4, 16, 64 and 256; without 4 for kernels, 1 for decode, 1, 16 and 64 for drafts, 63 for mixed)",
           .lo = 1, .hi = 4096),
       MM_OPTION(
           U64, "verify", &a.verify, "N",
