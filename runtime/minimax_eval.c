@@ -22,8 +22,8 @@
 #define IDS_MAX (UINT64_C(1) << 30) /* bytes of --ids, --text and of one ids tensor */
 
 typedef struct eval_args {
-  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *input_dtype, *index,
-      *dp;                                                              /* act_quant, dp: NULL where not given */
+  const char *dir, *ids, *text, *chats, *logits, *ids_from, *against, *act_quant, *collect, *device, *devices, *input_dtype, *index,
+      *dp;                                                              /* act_quant, devices, dp: NULL where not given */
   uint64_t window, limit, chunk, threads, moments, fisher, index_split; /* 0 where not given */
   double share;                                                         /* NAN where not given */
   mm_dummy dummy;
@@ -107,9 +107,14 @@ static bool open_engine(eval *e, uint64_t longest, mm_err *err) {
   if (!c.ops) return false;
   c.options.act_quant = e->a->act_quant ? strcmp(e->a->act_quant, "on") == 0 : c.ops->act_quant;
   if (!mm_process_group_find(true, &c.process_group, err)) return false;
-  c.options.threads = mm_engine_threads(e->a->threads, mm_process_group_ranks(c.process_group, mm_pack_ranks(pack)));
+  const uint32_t here = mm_process_group_ranks(c.process_group, mm_pack_ranks(pack));
+  c.options.threads = mm_engine_threads(e->a->threads, here);
   if (e->a->moments && !gather_moments(e, c.ops, (uint32_t)longest, c.options.threads, err)) return false;
+  uint32_t *device;
+  if (!mm_devices_read(e->a->device, e->a->devices, here, &device, err)) return false;
+  c.device = device;
   e->engine = mm_engine_open(&e->shards, &c, err);
+  free(device);
   return e->engine;
 }
 
@@ -167,25 +172,19 @@ static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_
 static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err *err) {
   mm_json *root = mm_json_load(path, IDS_MAX, err);
   if (!root) return NULL;
-  if (mm_json_type_of(root) != MM_JSON_ARR) {
-    mm_json_free(root);
-    return mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found an object, expected a list of ids"), NULL;
-  }
-  *count = mm_json_size(root);
-  int32_t *id = mm_calloc(*count, sizeof *id, err);
-  bool ok = id;
+  bool ok = mm_json_type_of(root) == MM_JSON_ARR ||
+            mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found an object, expected a list of ids");
+  *count = ok ? mm_json_size(root) : 0;
+  int32_t *id = ok ? mm_calloc(*count, sizeof *id, err) : NULL;
+  ok = id;
   for (size_t i = 0; ok && i < *count; i++) {
     const mm_json *j = mm_json_at(root, i);
-    ok = mm_json_type_of(j) == MM_JSON_INT && mm_json_int(j) >= 0 && mm_json_int(j) < vocab;
-    if (ok)
-      id[i] = (int32_t)mm_json_int(j);
-    else
-      mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, MM_SHOWN_JSON(j), vocab);
+    ok = (mm_json_type_of(j) == MM_JSON_INT && mm_json_int(j) >= 0 && mm_json_int(j) < vocab) ||
+         mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "entry %zu: found %s, expected an id below %u", i, MM_SHOWN_JSON(j), vocab);
+    if (ok) id[i] = (int32_t)mm_json_int(j);
   }
   mm_json_free(root);
-  if (ok) return id;
-  free(id);
-  return NULL;
+  return ok ? id : (free(id), NULL);
 }
 
 static bool check_likelihood(const eval_args *a, double sum, uint64_t w, mm_err *err) {
@@ -572,6 +571,7 @@ static const mm_option options[] = {
     MM_OPTION_INDEX_CACHE(&settings.index),
     MM_OPTION_INDEX_SPLIT(&settings.index_split),
     MM_OPTION_DEVICE(&settings.device),
+    MM_OPTION_DEVICES(&settings.devices),
     MM_OPTION_DP(&settings.dp),
     MM_OPTION_UTILIZATION(&settings.share),
     MM_OPTION_THREADS(&settings.threads),

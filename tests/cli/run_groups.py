@@ -33,7 +33,7 @@ def read(path):
 
 def logits(packed, model, *options):
     out = f"{TMP}/logits"
-    run("minimax-eval", packed, "--ids-from", f"tests/data/{model}/golden.safetensors", "--logits", out, "--force", "-q", *ON[:2], *options)
+    run("minimax-eval", packed, "--ids-from", f"tests/data/{model}/golden.safetensors", "--logits", out, "--force", "-q", *ON, *options)
     return read(out)
 
 
