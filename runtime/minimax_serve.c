@@ -31,8 +31,8 @@ typedef struct serve_args {
   mm_option_list keys, names, hosts, origins;
   mm_arena *arena;
   const char *dir, *kv, *index, *input_dtype, *prefix_cache, *log_format, *metric_names, *compat, *config, *key_file;
-  const char *kv_dir, *kv_listen, *prefill_from;
-  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, drafts, index_split, prefill_least;
+  const char *kv_dir, *kv_listen, *prefill_from, *drafts;
+  uint64_t port, queue, step_tokens, cache_memory, form_cache, kv_offload, kv_disk, connections, index_split, prefill_least;
   double request_time, prefill_time;
   bool any_name, trust_user, batch_invariant, json, quiet, check;
 } serve_args;
@@ -104,6 +104,19 @@ static void say_kernels(serve *s) {
   if (ops && ops->kernels && *ops->kernels()) mm_log_say(&s->server.log, "%s", ops->kernels());
 }
 
+static void say_proposals(const serve *s) {
+  const mm_log *log = &s->server.log;
+  const mm_loaded *l = &s->loaded;
+  const mm_loading_config *c = &s->a->load;
+  if (c->fixed_drafts && c->scheduler.drafts && !l->proposals)
+    mm_log_say(log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
+  if (l->no_draft.status != MM_OK) mm_log_say(log, "the checkpoint's draft is left out: %s", l->no_draft.text);
+  if (l->proposals_left_out) mm_log_say(log, "no tokens are proposed: memory for that would leave too little for the cache");
+  if (l->proposals)
+    mm_log_say(log, "proposals: up to %u tokens a step of a request where that pays, by prompt lookup%s", l->proposals,
+               l->has_draft ? " and the checkpoint's draft" : "");
+}
+
 /* Tokens of the longest sequence: of a cache, or part of it for a group, that was given no room for more, fewer than --max-model-len. */
 static uint32_t positions_of(const mm_loaded *l) {
   mm_scheduler_stats stats;
@@ -141,8 +154,7 @@ static void on_loaded(void *user) {
   v->state = MM_SERVER_READY;
   mm_notify("READY=1\nSTATUS=ready");
   if (!v->format) mm_log_say(&v->log, "no chat: %s", v->no_format);
-  if (s->a->drafts && mm_engine_state_bytes(v->engine))
-    mm_log_say(&v->log, "--drafts: this model's lightning states cannot be rolled back, so that no tokens are proposed");
+  say_proposals(s);
   if (*s->loaded.groups_line) mm_log_say(&v->log, "%s", s->loaded.groups_line);
   say_cache(v);
   say_transfer(s);
@@ -302,6 +314,7 @@ static bool start_loading(serve *s, mm_err *err) {
 }
 
 #define METRIC_NAMES "minimax|vllm|llama.cpp|none" /* as mm_metric_names has them */
+#define DRAFTS       "auto|0|1|2|3|4|5|6|7"        /* to MM_DRAFTS */
 #define COMPATS      "openai|vllm|llama.cpp"       /* as mm_compat has them */
 
 /* The number of a word in a list, in which it is. */
@@ -416,7 +429,9 @@ static bool settle(serve_args *a, mm_err *err) {
       .prefix_cache = strcmp(a->prefix_cache, "on") == 0,
       .batch_invariant = a->batch_invariant,
       .warm = true,
-      .drafts = (uint32_t)a->drafts};
+      .drafts = MM_DEFAULT_DRAFTS};
+  a->load.fixed_drafts = strcmp(a->drafts, "auto") != 0;
+  if (a->load.fixed_drafts) a->load.scheduler.drafts = (uint32_t)(a->drafts[0] - '0'); /* one of the option's choices */
   if (a->kv_offload && strcmp(a->prefix_cache, "on") != 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload: found --prefix-cache off, whose pages it would keep");
   if (!a->kv_dir != !a->kv_disk || (a->kv_dir && !a->kv_offload))
@@ -456,6 +471,7 @@ static serve_args settings = {
     .log_format = "text",
     .metric_names = "minimax",
     .compat = "openai",
+    .drafts = "auto",
     .port = 8000,
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
@@ -500,7 +516,9 @@ static const mm_option options[] = {
               .lo = 1, .hi = INT32_MAX),
     MM_OPTION(REAL, "prefill-timeout", &settings.prefill_time, "SECONDS", "silence after which the other server counts as lost (10)"),
     MM_FLAG("batch-invariant", &settings.batch_invariant, "the same tokens whatever else runs"),
-    MM_OPTION(U64, "drafts", &settings.drafts, "N", "tokens that prompt lookup may propose for a step of a request (0)", .hi = MM_DRAFTS),
+    MM_OPTION(STR, "drafts", &settings.drafts, "N",
+              "tokens that prompt lookup or a packed draft may propose for a step of a request (auto: 7 where that can be had)",
+              .choices = DRAFTS),
     MM_OPTION(REAL, "request-timeout", &settings.request_time, "SECONDS", "seconds for a whole request, 0: no limit (0)"),
     MM_OPTION(REAL, "read-timeout", &settings.http.read_time, "SECONDS", "time in which a request must arrive whole (60)"),
     MM_OPTION(REAL, "write-timeout", &settings.http.write_time, "SECONDS", "time in which a client must take some of its reply (60)"),

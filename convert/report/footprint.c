@@ -40,7 +40,7 @@ mm_footprint mm_footprint_of(const mm_plan *p, uint32_t rank) {
 static mm_demand default_demand(const mm_model *m, const mm_gpu_demand *g) {
   return (mm_demand){.gpu = true,
                      .step_tokens = MM_DEFAULT_STEP_TOKENS,
-                     .outs = MM_DEFAULT_SLOTS,
+                     .outs = mm_outs_of(m, MM_DEFAULT_SLOTS, MM_DEFAULT_DRAFTS),
                      .slots = MM_DEFAULT_SLOTS,
                      .positions = (uint32_t)m->max_positions,
                      .cache = g->kv_fp8 ? MM_CACHE_FP8 : MM_CACHE_BF16,
@@ -52,23 +52,26 @@ static mm_demand default_demand(const mm_model *m, const mm_gpu_demand *g) {
  * the cuda backend refuses has neither, and *no says why. */
 static bool judge(const mm_plan *p, const mm_gpu_demand *g, bool *fit, uint64_t *tokens, mm_err *no, mm_err *err) {
   const uint32_t groups = mm_pack_groups(&p->pack);
-  mm_demand d = default_demand(&p->pack.model, g);
+  mm_demand d = default_demand(&p->pack.model, g), least;
   d.slots = (uint32_t)mm_ceil_div(d.slots, groups); /* of a rank: its group's */
+  least = d, least.outs = MM_DEFAULT_SLOTS;         /* without proposals */
   const mm_device_memory on = {.total = g->card.bytes, .free = g->card.bytes, .ranks = 1, .share = MM_GPU_SHARE};
-  uint64_t pages = mm_most_pages(&d);
+  uint64_t pages = mm_most_pages(&d), most = pages;
   *fit = false, *tokens = 0;
   bool taken = mm_gpu_takes_model(&p->pack.model, p->pack.tp, mm_pack_attn_tp(&p->pack), no);
   for (uint32_t r = 0; taken && r < mm_pack_ranks(&p->pack); r++) {
     mm_rank_weights w;
-    mm_rank_memory need;
+    mm_rank_memory need, needed;
     if (!mm_bind_planned(&w, &p->pack, r, err)) return false;
     taken = mm_gpu_takes_rank(&w, no);
-    const bool ok = !taken || mm_rank_memory_of(&need, &p->pack.model, &w, &d, err);
+    const bool ok =
+        !taken || (mm_rank_memory_of(&need, &p->pack.model, &w, &d, err) && mm_rank_memory_of(&needed, &p->pack.model, &w, &least, err));
     mm_bind_close(&w);
     if (!ok) return false;
-    if (taken) pages = mm_fewer_pages(pages, &need, &d, &on);
+    if (taken) pages = mm_fewer_pages(pages, &need, &d, &on), most = mm_fewer_pages(most, &needed, &d, &on);
   }
   if (!taken) return true;
+  if (!mm_proposals_fit(pages, most, mm_sequence_pages(&d))) pages = most;
   *fit = pages >= mm_sequence_pages(&d);
   *tokens = pages * groups * MM_PAGE;
   return true;

@@ -88,6 +88,12 @@ typedef struct sizes {
   uint64_t groups; /* of attention */
 } sizes;
 
+uint32_t mm_outs_of(const mm_model *m, uint64_t slots, uint32_t drafts) {
+  for (uint32_t l = 0; l < m->layers; l++)
+    if (m->attn[l] == MM_ATTN_LIGHTNING) drafts = 0;
+  return (uint32_t)(slots * (1 + drafts));
+}
+
 static sizes sizes_of(const mm_model *m, const mm_rank_weights *w, const mm_demand *d) {
   sizes x = {.m = m, .w = w, .d = d, .rows = d->step_tokens};
   if (d->calibration) x.rows = mm_max(2, x.rows);

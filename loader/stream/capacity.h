@@ -21,6 +21,7 @@ extern "C" {
 /* Defaults of the engine that minimax-serve opens. */
 #define MM_DEFAULT_SLOTS       16
 #define MM_DEFAULT_STEP_TOKENS 512
+#define MM_DEFAULT_DRAFTS      7 /* tokens proposed for a step of a request, or none: mm_proposals_fit */
 
 typedef enum mm_cache_type { MM_CACHE_F32, MM_CACHE_BF16, MM_CACHE_FP8 /* with an f32 scale for each token and head */ } mm_cache_type;
 
@@ -65,6 +66,9 @@ typedef struct mm_cache_capacity {
 } mm_cache_capacity;
 mm_cache_capacity mm_cache_capacity_of(const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on);
 
+/* Rows of a step whose logits are wanted at most, with so many proposals in each slot: none are made for models with lightning layers. */
+uint32_t mm_outs_of(const mm_model *m, uint64_t slots, uint32_t drafts);
+
 /* Pages of one sequence, and of all slots at their longest. */
 static inline uint64_t mm_sequence_pages(const mm_demand *d) { return mm_ceil_div(d->positions, MM_PAGE); }
 static inline uint64_t mm_most_pages(const mm_demand *d) { return d->slots * mm_sequence_pages(d); }
@@ -72,6 +76,12 @@ static inline uint64_t mm_most_pages(const mm_demand *d) { return d->slots * mm_
 /* The ranks share tables of pages, so each has as many as the one with the least room: `pages`, or fewer where this rank holds fewer. The
  * first call is given mm_most_pages. */
 uint64_t mm_fewer_pages(uint64_t pages, const mm_rank_memory *r, const mm_demand *d, const mm_device_memory *on);
+
+/* Whether a run that may leave proposals out has them, with so many pages of cache with them and without: where a sequence has its pages,
+ * and at most a quarter of the cache is lost. */
+static inline bool mm_proposals_fit(uint64_t with, uint64_t without, uint64_t sequence) {
+  return with >= sequence && 4 * with >= 3 * without;
+}
 
 /* Sizes of runtime/cuda that buffers follow from; it asserts that they are its own. */
 enum {

@@ -554,7 +554,7 @@ const mm_ops mm_ops_cuda = {
     .mlp = cuda_mlp,
     .joined = {cuda_linear_two, cuda_linear_three, cuda_experts_shared},
     .draft = {mm_cu_draft_concat, mm_cu_draft_store, mm_cu_draft_attend, mm_cu_draft_combine, mm_cu_begin_draft, mm_cu_best, sizeof(bf16),
-              mm_cu_draft_keep, mm_cu_draft_before, mm_cu_draft_chain},
+              mm_cu_draft_keep, mm_cu_draft_before, mm_cu_draft_chain, mm_cu_takes_draft},
     .calibration = true,
     .calibrate = mm_cu_calibrate,
     .ranks = {.send = cuda_send,

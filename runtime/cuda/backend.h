@@ -404,10 +404,10 @@ cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up,
 
 /* ---- a draft (draft.cu) ---- */
 
-/* Its weights, cells and buffers, after the caches; nothing without one. MM_UNSUPPORTED E_DRAFT, E_SCHEME for what there are no kernels
- * for. */
+/* Its weights, cells and buffers, after the caches; nothing without one. */
 MM_MUST_USE bool mm_cu_open_draft(mm_backend *b, mm_err *err);
 /* mm_draft_ops. */
+bool mm_cu_takes_draft(const mm_dflash *d, mm_err *err);
 void mm_cu_draft_concat(mm_backend *b, mm_act y, const mm_act *x, uint32_t count);
 void mm_cu_draft_store(mm_backend *b, uint32_t layer, mm_act kv, const mm_packed *k_norm);
 void mm_cu_draft_attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const mm_packed *q_norm, const mm_packed *k_norm);

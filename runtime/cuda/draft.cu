@@ -56,12 +56,16 @@ bool copy_vector(mm_backend *b, const mm_packed *w, mm_err *err) {
   return to && mm_cu_unpack(w, to, err);
 }
 
+const mm_packed *tensor_of(const mm_dflash *d, const mm_dflash_tensor &t) {
+  return reinterpret_cast<const mm_packed *>(reinterpret_cast<const char *>(d) + t.at);
+}
+
 bool copy_weights(mm_backend *b, mm_err *err) {
   const mm_dflash *d = b->c.draft;
   mm_dflash_tensor t;
   b->memory.what = "weights of the draft";
   for (uint32_t i = 0; mm_dflash_tensor_at(&d->c, i, &t); i++) {
-    const mm_packed *w = reinterpret_cast<const mm_packed *>(reinterpret_cast<const char *>(d) + t.at);
+    const mm_packed *w = tensor_of(d, t);
     if (!t.ids && !(t.cols ? copy_matrix(b, w, t.name, err) : copy_vector(b, w, err))) return false;
     if (t.scheme) b->weights.draft_codes = mm_cu_multiplies_blocks(&b->inputs.device, &b->weights.matrix[w]); /* all are alike */
   }
@@ -142,13 +146,21 @@ mm_cu_head_work heads_of(const mm_backend *b, bf16 *q, bf16 *k, uint32_t pitch, 
 
 }  // namespace
 
-bool mm_cu_open_draft(mm_backend *b, mm_err *err) {
-  if (!b->c.draft) return true;
-  const mm_dflash_config &c = b->c.draft->c;
+bool mm_cu_takes_draft(const mm_dflash *d, mm_err *err) {
+  const mm_dflash_config &c = d->c;
   if ((c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128) || c.intermediate % 8 != 0)
-    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(b->c.draft->st.path, NULL),
+    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(d->st.path, NULL),
                    "found heads of %u columns and an MLP of %u; the cuda backend has kernels for 32, 64 and 128, and multiples of 8",
                    c.head_dim, c.intermediate);
+  mm_dflash_tensor t;
+  mm_cu_weight described;
+  for (uint32_t i = 0; mm_dflash_tensor_at(&c, i, &t); i++)
+    if (!t.ids && t.cols && !mm_cu_describe(tensor_of(d, t), t.name, &described, err)) return false;
+  return true;
+}
+
+bool mm_cu_open_draft(mm_backend *b, mm_err *err) {
+  if (!b->c.draft) return true;
   return copy_weights(b, err) && make_cells(b, err) && make_buffers(b, err) && make_chain(b, err);
 }
 

@@ -17,6 +17,7 @@ typedef struct mm_engine_memory {
                        * where that is less than one sequence, or more than is free. Nothing where the ops do not know their memory */
   double share;       /* of the device's memory that may be used, in (0, 1]; 0 or NAN: MM_GPU_SHARE or MM_CPU_SHARE */
   uint32_t outs;      /* rows of a step whose logits are wanted at most; 0: all */
+  uint32_t least;     /* 0, or a number of such rows: without mm_proposals_fit of outs and the draft, that many, and no draft */
   const char *length; /* the option that says max_positions, for errors; need not outlive open */
 } mm_engine_memory;
 
@@ -75,6 +76,8 @@ typedef struct mm_engine_cache {
   uint64_t sequences; /* of max_positions tokens that fit */
 } mm_engine_cache;
 mm_engine_cache mm_engine_cache_of(const mm_engine *e);
+/* config.memory.outs, or its `least` where that was taken. */
+uint32_t mm_engine_outs(const mm_engine *e);
 /* The memory of rank r's device, which ranks may share, and what the rank takes of it, in bytes: all of it is taken by the end of the
  * start. */
 typedef struct mm_engine_use {
@@ -168,6 +171,9 @@ MM_MUST_USE bool mm_engine_moved(mm_engine *e, bool wait, uint64_t *oldest, mm_e
  * that one's norm. Hugging Face's hidden_states[layer + 1], but for the last layer, whose entry there comes after the final norm. Refuses
  * (MM_USAGE E_BATCH) an i that is not tapped, a last step that failed or is not collected, and where there was none. */
 MM_MUST_USE bool mm_engine_hidden(mm_engine *e, uint32_t i, float *out, mm_err *err);
+/* Whether open takes config.draft, before a weight is read: MM_UNSUPPORTED E_DEVICE, E_PARALLEL, E_DRAFT, E_SCHEME. Nothing else of the
+ * config is checked. */
+MM_MUST_USE bool mm_engine_takes_draft(const mm_pack *p, const mm_engine_config *c, mm_err *err);
 /* Proposals of config.draft: the tokens after `id`, which comes after the `pos` tokens that the slot holds. */
 typedef struct mm_draft_request {
   uint32_t slot, pos;

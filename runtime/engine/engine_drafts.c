@@ -5,7 +5,7 @@
 #include "runtime/engine/draft_forward.h"
 #include "runtime/engine/engine_inside.h"
 
-bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
+bool mm_engine_takes_draft(const mm_pack *p, const mm_engine_config *c, mm_err *err) {
   if (!c->draft) return true;
   if (!c->ops->draft.attend)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(p->dir, NULL),
@@ -16,6 +16,12 @@ bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
         "found --pp %u in %u processes; a draft runs with 1 of each, and not while inputs are collected (minimax-serve --drafts 0 "
         "leaves it out)",
         p->pp, c->process_group ? c->process_group->processes : 1);
+  return mm_engine_check_groups(p, c, err) && (!c->ops->draft.takes || c->ops->draft.takes(c->draft, err));
+}
+
+bool mm_engine_check_draft(const mm_pack *p, mm_engine_config *c, mm_err *err) {
+  if (!c->draft) return true;
+  if (!mm_engine_takes_draft(p, c, err)) return false;
   if (c->taps) return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "found %u layers to tap next to a draft's", c->taps);
   c->tap = c->draft->c.tap;
   c->taps = c->draft->c.taps;

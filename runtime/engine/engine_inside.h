@@ -86,7 +86,8 @@ typedef struct task {
 typedef struct rank_facts {
   uint32_t layer_first, layer_end, vocab_first, vocab_rows;
   uint64_t state_bytes, page_bytes;
-  mm_rank_memory need; /* of MEASURE, as is: */
+  mm_rank_memory need;  /* of MEASURE, as is: */
+  mm_rank_memory least; /* without the draft, and with config.memory.least rows of logits */
   mm_memory_facts memory;
 } rank_facts;
 

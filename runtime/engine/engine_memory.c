@@ -29,6 +29,12 @@ bool mm_engine_measure(rank *r, const mm_backend_config *c, mm_err *err) {
   const mm_demand d = demand_of(r->engine);
   if (!mm_rank_memory_of(&f->need, r->engine->model, &r->weights, &d, err)) return false;
   mm_engine_add_draft_memory(&r->engine->config, &f->need);
+  if (r->engine->config.memory.least) {
+    mm_demand least = d;
+    least.outs = r->engine->config.memory.least;
+    if (r->engine->config.draft) least.taps = 0; /* they are its */
+    if (!mm_rank_memory_of(&f->least, r->engine->model, &r->weights, &least, err)) return false;
+  }
   return r->engine->config.ops->memory(c, &f->memory, err);
 }
 
@@ -97,7 +103,37 @@ static bool check_given(const mm_engine *e, uint32_t r, const mm_device_memory *
                  found_text(found, sizeof found, e, r, on));
 }
 
+/* Pages that every rank holds, without proposals or with them. */
+static uint64_t pages_of(const mm_engine *e, bool without) {
+  const mm_demand d = demand_of(e);
+  uint64_t pages = mm_most_pages(&d);
+  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++) {
+    const mm_device_memory on = device_of(e, r);
+    pages = mm_fewer_pages(pages, without ? &e->facts[r].least : &e->facts[r].need, &d, &on);
+  }
+  return pages;
+}
+
+static bool holds_proposals(const mm_engine *e) {
+  const mm_demand d = demand_of(e);
+  bool holds = true;
+  if (!e->config.limits.pages) return mm_proposals_fit(pages_of(e, false), pages_of(e, true), mm_sequence_pages(&d));
+  for (uint32_t r = 0; holds && r < mm_pack_ranks(&e->shards->pack); r++) {
+    const mm_device_memory on = device_of(e, r);
+    holds = check_given(e, r, &on, MM_IGNORED);
+  }
+  return holds;
+}
+
+static void leave_proposals_out(mm_engine *e) {
+  mm_engine_config *c = &e->config;
+  c->memory.outs = c->memory.least;
+  if (c->draft) c->draft = NULL, c->taps = 0;
+  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++) e->facts[r].need = e->facts[r].least;
+}
+
 bool mm_engine_fit(mm_engine *e, mm_err *err) {
+  if (e->config.memory.least && !holds_proposals(e)) leave_proposals_out(e);
   const mm_demand d = demand_of(e);
   uint64_t pages = mm_min(mm_most_pages(&d), INT32_MAX);
   uint32_t least = 0; /* the rank with the least room */
@@ -113,6 +149,8 @@ bool mm_engine_fit(mm_engine *e, mm_err *err) {
   e->config.limits.pages = (uint32_t)mm_min(pages, INT32_MAX / e->groups.count) * e->groups.count;
   return true;
 }
+
+uint32_t mm_engine_outs(const mm_engine *e) { return e->config.memory.outs; }
 
 mm_engine_cache mm_engine_cache_of(const mm_engine *e) {
   const mm_demand d = demand_of(e);

@@ -24,7 +24,7 @@ typedef struct shared_config {
   uint32_t taps, tap[MM_TAPS];
   bool fits; /* of mm_engine_memory */
   double share;
-  uint32_t outs;
+  uint32_t outs, least;
 } shared_config;
 
 typedef struct process_report {
@@ -136,7 +136,8 @@ void mm_engine_share_config(const mm_engine_config *c) {
                      .taps = c->taps,
                      .fits = c->memory.fits,
                      .share = c->memory.share,
-                     .outs = c->memory.outs};
+                     .outs = c->memory.outs,
+                     .least = c->memory.least};
   strncpy(s.device, c->ops->name, sizeof s.device - 1);
   for (uint32_t i = 0; i < c->taps; i++) s.tap[i] = c->tap[i];
   send_to_all(c->process_group, &s, sizeof s);
@@ -397,7 +398,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
                                 .taps = s.taps,
                                 .verify = s.verify,
                                 .device = c->device,
-                                .memory = {.fits = s.fits, .share = s.share, .outs = s.outs},
+                                .memory = {.fits = s.fits, .share = s.share, .outs = s.outs, .least = s.least},
                                 .process_group = w};
   if (!own.ops) return false;
   mm_engine *e = mm_engine_open(shards, &own, err);

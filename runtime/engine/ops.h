@@ -230,6 +230,8 @@ typedef struct mm_draft_ops {
   /* Attention of pass `pass` of a chain, of which each span has one row, `pass` positions behind the chain's first: over the cells of
    * positions from 1 to before the first, and the rows of its slot of the passes so far. qkv is clobbered; o[T, heads·d]. */
   void (*chain)(mm_backend *b, uint32_t pass, mm_act o, mm_act qkv);
+  /* Whether there are kernels for it: MM_UNSUPPORTED E_DRAFT, E_SCHEME. NULL: for every one. */
+  bool (*takes)(const mm_dflash *d, mm_err *err);
 } mm_draft_ops;
 
 /* Linears of one x: y[i][T, n] = x·W[i]ᵀ. */

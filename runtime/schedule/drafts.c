@@ -7,8 +7,11 @@
 #include "runtime/schedule/scheduler_inside.h"
 
 enum {
-  ENOUGH = 3,  /* steps of each way before the rates decide */
-  TRIAL = 64,  /* every so many steps the other way is measured */
+  ENOUGH = 3,          /* steps of each way before the rates decide */
+  FIRST_WAIT = 8,      /* steps until the way that loses is tried, when it has just begun to lose; then each time twice as many, to */
+  USUAL_WAIT = 64,     /* these, and, while a trial takes more than one in TRIAL_SHARE of the time between two, */
+  LONGEST_WAIT = 1024, /* to these */
+  TRIAL_SHARE = 200,
   LONG = 8,    /* equal tokens before a place that go on alike, most likely */
   NEARER = 2,  /* tokens by which a match elsewhere has to be longer than one where a copy goes on */
   FOLLOWED = 4 /* tokens of a match that is taken for the beginning of a copy */
@@ -21,14 +24,23 @@ typedef enum proposal_kind {
   KINDS
 } proposal_kind;
 
+/* The rates of a number of decoding requests: each up to 4 has its own, then two ranges of each power of two. */
+static uint32_t bucket_of(uint32_t decoders) {
+  uint32_t steps = 0;
+  for (; decoders > 4; steps += 2) decoders = (decoders + 1) / 2;
+  return steps + decoders;
+}
+
 bool mm_drafts_open(mm_scheduler *s, mm_err *err) {
   if (!s->c.drafts || s->lightning) return true;
   const bool learned = s->engine && mm_engine_drafts(s->engine);
   if (learned && (!(s->draft.request = mm_calloc(s->slots, sizeof *s->draft.request, err)) ||
                   !(s->draft.proposed = mm_calloc(s->slots, MM_DRAFTS * sizeof *s->draft.proposed, err))))
     return false;
-  return (s->draft.rate = mm_calloc(KINDS * (s->slots + (size_t)1), sizeof *s->draft.rate, err)) &&
-         (s->draft.replies = mm_reply_index_open(err));
+  const uint32_t count = KINDS * (bucket_of(s->slots) + 1);
+  if (!(s->draft.rate = mm_calloc(count, sizeof *s->draft.rate, err))) return false;
+  for (uint32_t i = 0; i < count; i++) s->draft.rate[i].wait = USUAL_WAIT;
+  return (s->draft.replies = mm_reply_index_open(err));
 }
 
 void mm_drafts_close(mm_scheduler *s) {
@@ -37,7 +49,7 @@ void mm_drafts_close(mm_scheduler *s) {
 }
 
 static rate *rate_of(const mm_scheduler *s, uint32_t decoders, proposal_kind kind) {
-  return &s->draft.rate[KINDS * (size_t)decoders + kind];
+  return &s->draft.rate[KINDS * bucket_of(decoders) + kind];
 }
 
 /* Median of the last steps' times: a single delayed step does not count. */
@@ -52,28 +64,36 @@ static double median(const rate *r) {
   return middle;
 }
 
-/* True if steps of this kind pay, or are to be measured now. */
-static bool pays(const mm_scheduler *s, uint32_t decoders, proposal_kind kind) {
+static bool is_known(const rate *plain, const rate *drafted) { return plain->steps >= ENOUGH && drafted->steps >= ENOUGH; }
+
+static bool is_better(const rate *plain, const rate *drafted) {
+  return is_known(plain, drafted) && drafted->tokens * median(plain) > plain->tokens * median(drafted);
+}
+
+/* True if steps of this kind pay, or are to be measured now, which is not done while a prompt is read. */
+static bool pays(const mm_scheduler *s, uint32_t decoders, proposal_kind kind, bool prompts) {
   const rate *plain = rate_of(s, decoders, NO_PROPOSALS), *drafted = rate_of(s, decoders, kind);
-  if (plain->steps < ENOUGH || drafted->steps < ENOUGH) return plain->steps >= drafted->steps;
-  const bool better = drafted->tokens * median(plain) > plain->tokens * median(drafted);
-  return s->own.steps % TRIAL ? better : !better;
+  if (!is_known(plain, drafted)) return !prompts && plain->steps >= drafted->steps;
+  return is_better(plain, drafted) == (prompts || s->own.steps % drafted->wait);
 }
 
 bool mm_drafts_wanted(mm_scheduler *s) {
   if (!s->draft.rate) return false;
   uint32_t decoders = 0;
-  bool copies = false;
+  bool copies = false, prompts = false, any = false;
   for (uint32_t i = 0; i < s->slots; i++) {
     const job *j = s->slot[i];
-    if (!j || j->count + j->in_flight != j->fed + 1) continue;
+    if (!j) continue;
+    prompts |= j->count + j->in_flight > j->fed + 1;
+    if (j->count + j->in_flight != j->fed + 1) continue;
     decoders++;
     copies |= j->lookup.long_match;
+    any |= j->r.drafts && !j->r.allow;
   }
   if (!decoders) return s->draft.wanted;
-  const bool all = pays(s, decoders, PROPOSALS);
+  const bool all = pays(s, decoders, PROPOSALS, prompts);
   s->draft.copies_only = !all;
-  return all || (copies && pays(s, decoders, COPIES));
+  return any && (all || (copies && pays(s, decoders, COPIES, prompts)));
 }
 
 /* Proposals for one step of the job at most; 0 where none may be made. */
@@ -181,12 +201,34 @@ void mm_drafts_judge(mm_scheduler *s, job *j, uint32_t drafted, uint32_t right) 
   *acceptance += (((double)right / drafted) - *acceptance) / 4;
 }
 
+/* After a step of the way that loses: the next one is as soon as ever where this one won, and later where it lost by much. */
+static void judge_trial(rate *drafted, const rate *better, double seconds, double tokens) {
+  const double usual = median(better), lost = seconds - tokens / better->tokens * usual;
+  if (lost <= 0)
+    drafted->wait = (uint32_t)mm_min(drafted->wait, USUAL_WAIT);
+  else if (drafted->wait < USUAL_WAIT || lost * TRIAL_SHARE > usual * drafted->wait)
+    drafted->wait = (uint32_t)mm_min(2 * drafted->wait, LONGEST_WAIT);
+}
+
 void mm_drafts_measure(mm_scheduler *s, const step *t, uint32_t tokens, double now) {
   const double seconds = now - (t->began > s->draft.over ? t->began : s->draft.over);
   s->draft.over = now;
   if (!s->draft.rate || !t->decoders || seconds <= 0) return;
-  rate *r = rate_of(s, t->decoders, !t->drafted ? NO_PROPOSALS : t->copies ? COPIES : PROPOSALS);
+  const double each = (double)tokens / t->decoders;
+  const proposal_kind kind = !t->drafted ? NO_PROPOSALS : t->copies ? COPIES : PROPOSALS;
+  rate *plain = rate_of(s, t->decoders, NO_PROPOSALS), *r = rate_of(s, t->decoders, kind);
+  bool better[KINDS] = {false};
+  for (uint32_t k = PROPOSALS; k < KINDS; k++) {
+    rate *drafted = rate_of(s, t->decoders, (proposal_kind)k);
+    better[k] = is_better(plain, drafted);
+    if (is_known(plain, drafted) && (better[k] ? r == plain : r == drafted))
+      judge_trial(drafted, better[k] ? drafted : plain, seconds, each);
+  }
   r->seconds[r->steps % MM_DRAFTS_TIMES] = seconds;
-  r->tokens += r->steps ? (tokens - r->tokens) / 8 : tokens;
+  r->tokens += r->steps ? (each - r->tokens) / 8 : each;
   r->steps++;
+  for (uint32_t k = PROPOSALS; k < KINDS; k++) {
+    rate *drafted = rate_of(s, t->decoders, (proposal_kind)k);
+    if (is_better(plain, drafted) != better[k]) drafted->wait = FIRST_WAIT;
+  }
 }

@@ -86,12 +86,13 @@ typedef struct step {
   bool copies;       /* some of them behind a long match */
 } step;
 
-#define MM_DRAFTS_TIMES 8
+#define MM_DRAFTS_TIMES 16
 
-/* Rate of steps that only decode: seconds of the last ones, tokens of a recent one. */
+/* Rate of steps that only decode: seconds of the last ones, tokens that a request got of a recent one. */
 typedef struct rate {
   uint64_t steps;
   double seconds[MM_DRAFTS_TIMES], tokens;
+  uint32_t wait; /* with proposals: after how many steps the way that loses, these or those without, is tried again */
 } rate;
 
 /* Arrays of a batch. */

@@ -7,6 +7,8 @@
 
 #include "runtime/text/ends.h"
 
+_Static_assert(MM_DEFAULT_DRAFTS == MM_DRAFTS, "by default as many as there may be");
+
 static bool find_ends(mm_loaded *l, mm_err *err) {
   const uint32_t vocab = l->shards.pack.model.vocab;
   bool *is_end = mm_calloc(vocab, sizeof *is_end, err);
@@ -19,9 +21,9 @@ static bool find_ends(mm_loaded *l, mm_err *err) {
   return ok;
 }
 
-/* --dp; a draft and moving pages to host memory need one group of attention. */
+/* --dp; a draft that was asked for, and moving pages to host memory, need one group of attention. */
 static bool select_groups(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
-  const bool draft = c->scheduler.drafts && mm_pack_find_file(&l->shards.pack, MM_DFLASH_FILE);
+  const bool draft = c->fixed_drafts && c->scheduler.drafts && mm_pack_find_file(&l->shards.pack, MM_DFLASH_FILE);
   const mm_groups_request r = {c->dp, c->device, c->slots, draft ? "a draft" : c->scheduler.offload_bytes ? "--kv-offload" : NULL};
   return mm_groups_select(&l->shards, &r, l->groups_line, err);
 }
@@ -59,20 +61,37 @@ static mm_scheduler_config scheduler_of(const mm_loaded *l, const mm_loading_con
   return s;
 }
 
-/* Rows of a step whose logits are wanted, at most. Nothing is proposed for models with lightning layers. */
-static uint32_t outs_of(const mm_model *m, const mm_loading_config *c) {
-  bool lightning = false;
-  for (uint32_t l = 0; l < m->layers; l++) lightning |= m->attn[l] == MM_ATTN_LIGHTNING;
-  return (uint32_t)(c->slots * (1 + (lightning ? 0 : c->scheduler.drafts)));
+static bool map_draft(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  const mm_pack *p = &l->shards.pack;
+  return mm_dflash_open(&l->draft, p->dir, &p->model, err) &&
+         (!c->verify || mm_dflash_verify(&l->draft, mm_pack_find_file(p, MM_DFLASH_FILE), err));
 }
 
-/* The checkpoint's draft, if it has one and proposals are wanted. Where this run cannot have it, it is refused and not left out. */
-static bool open_draft(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
-  const mm_pack *p = &l->shards.pack;
-  const mm_pack_file *f = mm_pack_find_file(p, MM_DFLASH_FILE);
-  if (!f || !c->scheduler.drafts) return true;
-  l->has_draft = mm_dflash_open(&l->draft, p->dir, &p->model, err);
-  return l->has_draft && (!c->verify || mm_dflash_verify(&l->draft, f, err));
+/* Both servers of a split need the same cells, so that neither takes a draft by itself. */
+static bool takes_draft(const mm_loaded *l, const mm_loading_config *c, const mm_engine_config *e, mm_err *err) {
+  mm_engine_config with = *e;
+  with.draft = &l->draft;
+  if (c->scheduler.transfer.listen || c->scheduler.transfer.from)
+    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(l->draft.st.path, NULL),
+                   "found one server of two; expected --drafts N for both, where it is to be used");
+  return mm_engine_takes_draft(&l->shards.pack, &with, err);
+}
+
+/* The checkpoint's draft, if it has one and proposals are wanted. One that this run cannot have is refused where proposals were asked for,
+ * and left out where they were not. */
+static bool open_draft(mm_loaded *l, const mm_loading_config *c, const mm_engine_config *e, mm_err *err) {
+  if (!mm_pack_find_file(&l->shards.pack, MM_DFLASH_FILE) || !c->scheduler.drafts) return true;
+  if (c->fixed_drafts) return l->has_draft = map_draft(l, c, err);
+  l->has_draft = map_draft(l, c, &l->no_draft) && takes_draft(l, c, e, &l->no_draft);
+  if (!l->has_draft) mm_dflash_close(&l->draft);
+  return true;
+}
+
+/* Proposals of the scheduler: none where states cannot go back, or where by default the engine has no room for them. */
+static uint32_t proposals_of(mm_loaded *l, const mm_loading_config *c, const mm_engine_config *e) {
+  l->proposals_left_out = mm_engine_outs(l->engine) != e->memory.outs;
+  if (l->proposals_left_out) l->has_draft = false;
+  return l->proposals_left_out || mm_engine_state_bytes(l->engine) ? 0 : c->scheduler.drafts;
 }
 
 bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
@@ -87,14 +106,17 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
       .verify = c->verify,
       .log = c->reads,
       .options = c->options,
-      .memory = {.fits = true, .share = c->memory_share, .outs = outs_of(&l->shards.pack.model, c), .length = "--max-model-len"},
+      .memory = {.fits = true,
+                 .share = c->memory_share,
+                 .outs = mm_outs_of(&l->shards.pack.model, c->slots, c->scheduler.drafts),
+                 .least = c->fixed_drafts ? 0 : (uint32_t)c->slots,
+                 .length = "--max-model-len"},
   };
-  if (!e.ops || !open_draft(l, c, err)) return false;
   mm_engine_config with = e;
+  if (!e.ops || !mm_process_group_find(true, &with.process_group, err) || !open_draft(l, c, &with, err)) return false;
   with.draft = l->has_draft ? &l->draft : NULL;
   with.options.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
-  if (!mm_process_group_find(true, &with.process_group, err)) return false;
   const uint32_t here = mm_process_group_ranks(with.process_group, mm_pack_ranks(&l->shards.pack));
   with.options.batch_invariant = c->scheduler.batch_invariant;
   with.options.threads = mm_engine_threads(c->threads, here);
@@ -105,7 +127,8 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   free(device);
   if (!l->engine || (c->whole && !mm_engine_finish_load(l->engine, err))) return false;
   l->stage = "scheduler";
-  const mm_scheduler_config scheduler = scheduler_of(l, c, &with.options);
+  mm_scheduler_config scheduler = scheduler_of(l, c, &with.options);
+  scheduler.drafts = l->proposals = proposals_of(l, c, &with);
   if (!(l->scheduler = mm_scheduler_open(l->engine, &scheduler, err))) return false;
   l->stage = "done";
   return true;

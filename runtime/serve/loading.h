@@ -24,6 +24,8 @@ typedef struct mm_loading_config {
   mm_read_log *reads;      /* as in mm_engine_config; or NULL */
   const char *chat_format; /* a name, or NULL: that of the checkpoint's template */
   bool own_defaults;       /* generation_config.json is not read */
+  bool fixed_drafts;       /* scheduler.drafts is what was asked for; else as many are proposed where the run can have them, with the
+                            * checkpoint's draft or without, and it fails for none */
   mm_scheduler_config scheduler;
 } mm_loading_config;
 
@@ -32,6 +34,9 @@ typedef struct mm_loaded {
   mm_shards shards;
   mm_dflash draft; /* has_draft: the engine's */
   bool has_draft;
+  mm_err no_draft;         /* why the checkpoint's is left out, where proposals were not asked for; else status MM_OK */
+  bool proposals_left_out; /* nothing is proposed, as memory for it would leave too little */
+  uint32_t proposals;      /* for one step of a request, at most */
   mm_tokenizer *tokenizer;
   mm_engine *engine;
   mm_scheduler *scheduler;

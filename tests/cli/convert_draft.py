@@ -251,6 +251,32 @@ def evicted(out):
         assert first == again and found["offload_hits_total"] > 0 and found["draft_model_tokens_total"] > 0, found
 
 
+def by_default(out, tmp):
+    """A server that was not asked for proposals uses the draft where this run can have it, else says why not; it starts in any case."""
+    def said(packed, *options):
+        with Server(packed, "--max-model-len", "256", "-t", "1", *options) as s:
+            agree(s, "In the beginning", temperature=0)
+            assert (s.metrics()["draft_model_tokens_total"] > 0) == ("and the checkpoint's draft" in open(s.log).read()), packed
+            return open(s.log).read()
+
+    log = said(out, *DEVICE)
+    assert "proposals: up to 7 tokens" in log and "by prompt lookup and the checkpoint's draft" in log and "left out" not in log, log
+    log = said(out, "--kv-listen", "127.0.0.1:0", "--kv-offload", "64M", *DEVICE)
+    assert "draft is left out: E_DRAFT" in log and "proposals: up to 7 tokens" in log, log
+    assert "proposals" not in (log := said(out, "--drafts", "0", *DEVICE)) and "left out" not in log, log
+    log = said(tmp + "/again", "--verify-on-load", *(DEVICE and (*DEVICE, "--devices", os.environ.get("DEVICES", "0,0"))))  # whose draft is damaged
+    assert "draft is left out: E_DIGEST" in log and "proposals: up to 7 tokens" in log, log
+    if DEVICE:
+        return
+    assert "draft is left out: E_PARALLEL" in (log := said(tmp + "/stages")) and "by prompt lookup\n" in log, log
+    # Memory for a sequence, but not for the draft's cells too.
+    given = ("serve", out, "--check", "--max-model-len", "256", "-t", "1", "--gpu-memory-utilization")
+    page, ram = (int(run(*given, "1e-9", "--drafts", "0")[1].split(word)[at].split()[0].strip(",")) for word, at in ((" needs ", 1), ("bytes free of ", 1)))
+    small = ("--gpu-memory-utilization", repr((page + 1000) / ram))
+    refused("E_MEMORY", 8, *given, small[1], "--drafts", "7")
+    assert "no tokens are proposed: memory for that" in (log := said(out, *small)) and "proposals: up to" not in log, log
+
+
 def renamed(out):
     """What the file says of itself in other words: none of a type that is not known is taken for another."""
     path = out + "/draft.safetensors"
@@ -261,6 +287,8 @@ def renamed(out):
         with open(path, "wb") as f:
             f.write(good.replace(old, new))
         refused("E_DRAFT", status, "serve", out, "--drafts", "7", "--port", "0", *DEVICE)
+    with Server(out, "--max-model-len", "256", "-t", "1", *DEVICE) as s:
+        assert "draft is left out: E_DRAFT" in open(s.log).read()
     with open(path, "wb") as f:
         f.write(good)
 
@@ -447,6 +475,7 @@ def main(folder):
     served(out)
     served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
     evicted(out)
+    by_default(out, folder)
     renamed(out)
     quantised(folder, folder + "/draft", tensors)
     eagle(folder)

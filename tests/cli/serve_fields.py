@@ -8,10 +8,11 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, convert  # noqa: E402
+from serve_client import BIN, Server, convert  # noqa: E402
 
 USER = [{"role": "user", "content": "In the beginning"}]
 APIS = {
@@ -128,6 +129,22 @@ def drafts(s):
         proposed, right = usage["num_draft_tokens"], usage["num_accepted_tokens"]
         assert got["choices"][0]["text"] == plain["choices"][0]["text"] and right <= proposed <= most, (value, usage)
         assert (proposed > 0) == (most > 0), (value, usage)
+
+
+def by_default():
+    """A server proposes what followed before, and its replies are those of one that does not; nothing is said of a model that cannot."""
+    repeated = {"prompt": "the cat sat on the mat and the dog sat on the rug; " * 6, "max_tokens": 100, "ignore_eos": True}
+    found = []
+    for options in ((), ("--drafts", "auto"), ("--drafts", "0")):
+        with Server(checkpoint, "--max-model-len", "512", *options) as s:
+            found.append([s.post("/v1/completions", {**repeated, **more})["choices"] for more in ({"temperature": 0}, {"temperature": 1, "seed": 5, "logprobs": 1})])
+            proposed = s.metrics()["drafted_tokens_total"]
+            assert (proposed > 0) == ("proposals: up to 7 tokens" in open(s.log).read()) == (options != ("--drafts", "0")), (options, proposed)
+    assert found[0] == found[1] == found[2], found
+    with Server(convert("tests/data/tiny-m1"), "--max-model-len", "512") as s:
+        assert "propos" not in open(s.log).read()
+    refused = subprocess.run([f"{BIN}/minimax-serve", checkpoint, "--drafts", "8"], capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2 and "--drafts" in refused.stderr and "auto" in refused.stderr, refused
 
 
 def all_fields(s):
@@ -538,4 +555,5 @@ with Server(checkpoint, "--chat-format", "minimax-m2", "--max-model-len", "512",
         test(server)
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--compat", "llama.cpp") as server:
     progress(server)
+by_default()
 print("every field of every API is served, refused by name, or has no effect; replies as others' tests want them")

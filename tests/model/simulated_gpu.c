@@ -32,15 +32,16 @@ int main(int argc, char **argv) {
     return fprintf(stderr, "simulated_gpu: %s\n", err.text), 2;
   ops = mm_ops_cpu, ops.open = fake_open, ops.memory = fake_memory, ops.own_memory = true;
   for (int i = 4; i < argc; i++) {
-    const mm_engine_config c = {.ops = &ops,
-                                .limits = {.max_tokens = MM_DEFAULT_STEP_TOKENS,
-                                           .slots = MM_DEFAULT_SLOTS,
-                                           .max_positions = (uint32_t)shards.pack.model.max_positions},
-                                .options.threads = 1,
-                                .options.act_quant = true,
-                                .options.kv_fp8 = strcmp(argv[2], "fp8") == 0,
-                                .options.index_fp8 = strcmp(argv[3], "fp8") == 0,
-                                .memory = {.fits = true, .outs = MM_DEFAULT_SLOTS}};
+    const mm_engine_config c = {
+        .ops = &ops,
+        .limits = {.max_tokens = MM_DEFAULT_STEP_TOKENS,
+                   .slots = MM_DEFAULT_SLOTS,
+                   .max_positions = (uint32_t)shards.pack.model.max_positions},
+        .options.threads = 1,
+        .options.act_quant = true,
+        .options.kv_fp8 = strcmp(argv[2], "fp8") == 0,
+        .options.index_fp8 = strcmp(argv[3], "fp8") == 0,
+        .memory = {.fits = true, .outs = mm_outs_of(&shards.pack.model, MM_DEFAULT_SLOTS, MM_DEFAULT_DRAFTS), .least = MM_DEFAULT_SLOTS}};
     bytes = strtoull(argv[i], NULL, 10), given = 0, err = (mm_err){0};
     if (mm_engine_open(&shards, &c, &err)) return 1;
     if (strcmp(err.code, given ? "E_TEST" : "E_MEMORY") != 0 || (!given && err.status != MM_LIMIT))

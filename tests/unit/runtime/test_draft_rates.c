@@ -5,7 +5,7 @@
 #include "runtime/schedule/scheduler_inside.h"
 #include "tests/unit/unit.h"
 
-enum { SLOTS = 4, STEPS = 1000 };
+enum { SLOTS = 4, STEPS = 1000, CROWD = 64, MANY = 10000 };
 
 /* A step takes step + row · rows seconds, and now and then ten times as long; each proposal is right with probability acceptance. */
 typedef struct machine {
@@ -27,7 +27,7 @@ static double share(const machine *m, uint32_t decoders) {
   job each[SLOTS] = {0}, *slot[SLOTS] = {0};
   memset(&s, 0, sizeof s);
   s.slots = SLOTS, s.slot = slot, s.c.drafts = MM_DRAFTS;
-  for (uint32_t i = 0; i < decoders; i++) each[i].count = 9, each[i].fed = 8, slot[i] = &each[i];
+  for (uint32_t i = 0; i < decoders; i++) each[i].count = 9, each[i].fed = 8, each[i].r.drafts = MM_DRAFTS, slot[i] = &each[i];
   assert_true(mm_drafts_open(&s, &err));
   uint32_t drafted = 0;
   double now = 100;
@@ -67,6 +67,93 @@ TEST(test_copies) {
     if (some < 0.35 || some > 0.45) fail_msg("%u decoders: %.2f of the steps", decoders, some);
     assert_true(share(&costs, decoders) < 0.1);
   }
+}
+
+/* A scheduler of requests that decode. */
+typedef struct clocked {
+  mm_scheduler s; /* large */
+  job each[CROWD], *slot[CROWD];
+  double now, took, alone; /* seconds: the clock, those of its steps, and of as many tokens in steps without proposals */
+  uint32_t drafted;        /* steps with proposals */
+} clocked;
+
+static clocked *clocked_open(void) {
+  static clocked c;
+  mm_err err = {0};
+  memset(&c, 0, sizeof c);
+  c.s.slots = CROWD, c.s.slot = c.slot, c.s.c.drafts = MM_DRAFTS;
+  for (uint32_t i = 0; i < CROWD; i++) c.each[i].count = 9, c.each[i].fed = 8, c.each[i].r.drafts = MM_DRAFTS;
+  assert_true(mm_drafts_open(&c.s, &err));
+  return &c;
+}
+
+/* The next steps, on that machine, of so many requests at least and at most; a step with proposals finds some, as on a device that could
+ * have been given it before. */
+static void clocked_run(clocked *c, const machine *m, uint32_t fewest, uint32_t most, uint32_t steps) {
+  c->now += 100; /* nothing ran */
+  for (uint32_t i = 0; i < steps; i++, c->s.own.steps++) {
+    const uint32_t decoders = fewest + (uint32_t)(uniform() * (most - fewest + 1));
+    for (uint32_t k = 0; k < CROWD; k++) c->slot[k] = k < decoders ? &c->each[k] : NULL;
+    c->s.draft.wanted = mm_drafts_wanted(&c->s);
+    step t = {.began = c->now, .decoders = decoders, .drafted = c->s.draft.wanted};
+    uint32_t rows = decoders, tokens = decoders;
+    for (uint32_t d = 0; t.drafted && d < decoders; d++) {
+      rows += m->drafts;
+      for (uint32_t k = 0; k < m->drafts && uniform() < m->acceptance; k++) tokens++;
+    }
+    const double noise = (0.9 + 0.2 * uniform()) * (uniform() < 0.03 ? 10 : 1);
+    c->took += (m->step + m->row * rows) * noise;
+    c->now += (m->step + m->row * rows) * noise;
+    c->alone += (m->step + m->row * decoders) * noise * tokens / decoders;
+    mm_drafts_measure(&c->s, &t, tokens, c->now);
+    c->drafted += t.drafted;
+  }
+}
+
+/* Where proposals never pay, looking costs 1 % of the time at most, however many requests there are and however their number changes. */
+TEST(test_cost) {
+  static const machine costs[] = {{20e-3, 0.1e-3, 0, 1, 0, 0}, {20e-3, 0.1e-3, 0.05, 7, 0, 0}, {20e-3, 0.5e-3, 0.1, 7, 0, 0}};
+  static const uint32_t fewest[] = {64, 33, 1}, most[] = {64, 64, 1};
+  for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
+    for (size_t k = 0; k < sizeof most / sizeof *most; k++) {
+      clocked *c = clocked_open();
+      clocked_run(c, &costs[i], fewest[k], most[k], 2 * MANY);
+      const double more = c->took / c->alone - 1;
+      print_message("%u to %u requests, machine %zu: %u steps tried, %.2f %% lost\n", fewest[k], most[k], i, c->drafted, 100 * more);
+      assert_true(more < 0.01);
+      mm_drafts_close(&c->s);
+    }
+}
+
+/* The next trial comes soon after one that won: text that begins to repeat itself is noticed after 1,024 steps or a little more, and text
+ * that no longer does at once. */
+TEST(test_turn) {
+  static const machine never = {20e-3, 0.2e-3, 0, 7, 0, 0}, often = {20e-3, 0.2e-3, 0.95, 7, 0, 0};
+  clocked *c = clocked_open();
+  clocked_run(c, &never, 64, 64, MANY);
+  const uint32_t before = c->drafted;
+  clocked_run(c, &often, 64, 64, 2000);
+  print_message("%u steps of 10,000 tried, then %u of 2,000 with proposals\n", before, c->drafted - before);
+  assert_true(before < 40 && c->drafted - before > 800);
+  const uint32_t during = c->drafted;
+  clocked_run(c, &never, 64, 64, 2000);
+  print_message("then %u\n", c->drafted - during);
+  assert_true(c->drafted - during < 40);
+  mm_drafts_close(&c->s);
+}
+
+/* While a prompt is being read nothing is tried, and requests that take no proposals are not waited for. */
+TEST(test_prompts) {
+  clocked *c = clocked_open();
+  for (uint32_t k = 0; k < 3; k++) c->slot[k] = &c->each[k];
+  for (uint32_t k = 0; k < 99; k++) assert_true(mm_drafts_wanted(&c->s)); /* until a step is queued */
+  c->each[2].fed = 0;
+  assert_false(mm_drafts_wanted(&c->s));
+  c->each[2].fed = 9, c->each[2].in_flight = 1; /* its prompt is read by a step under way */
+  assert_true(mm_drafts_wanted(&c->s));
+  for (uint32_t k = 0; k < 3; k++) c->each[k].r.drafts = 0;
+  assert_false(mm_drafts_wanted(&c->s));
+  mm_drafts_close(&c->s);
 }
 
 /* A text is copied, a part of it edited: proposals go on behind the edited part, although other places have the same last tokens. */

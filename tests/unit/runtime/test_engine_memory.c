@@ -216,6 +216,56 @@ TEST(given_pages) {
   ref_free(&ref);
 }
 
+/* Pages of rank 0, 0 where it is refused, on two ranks of one process or of two. */
+static uint32_t pages_with(const ref_shards *shards, mm_limits limits, uint32_t outs, uint32_t least, uint32_t processes) {
+  mm_engine_config c = {.ops = &ops, .limits = limits, .options.threads = 1, .memory = {.fits = true, .outs = outs, .least = least}};
+  process first = {.process_group = {0, 2, exchange}}, other = {.process_group = {1, 2, exchange}, .shards = &shards->s};
+  mm_err err = {0};
+  if (processes > 1) {
+    c.process_group = &first.process_group;
+    assert_int_equal(pthread_create(&other.thread, NULL, follow, &other), 0);
+  }
+  pages[0] = pages[1] = 0;
+  assert_null(mm_engine_open(&shards->s, &c, &err));
+  if (processes > 1) pthread_join(other.thread, NULL);
+  assert_string_equal(err.code, pages[0] ? "E_TEST" : "E_MEMORY");
+  assert_int_equal(pages[0], pages[1]);
+  return pages[0];
+}
+
+/* Rows of logits that may be left out are left out where the cache does not fit otherwise or would lose more than a quarter. */
+TEST(least_rows) {
+  mm_model m = ref_dims(MM_FAMILY_M2, false);
+  m.vocab = 4000;
+  ref_model ref = ref_build(m);
+  ref_shards *shards = ref_cut(&ref, 2);
+  uint32_t left_out = 0, refused = 0, kept = 0;
+  ops = mm_ops_cpu, ops.open = fake_open, ops.memory = fake_memory, ops.own_memory = true, ops.across = true;
+  uint64_t low = 0, high = UINT64_C(4) << 30; /* the least memory that holds a sequence lies between */
+  while (high - low > 1 << 20) {
+    const uint64_t middle = (low + high) / 2;
+    for (uint32_t r = 0; r < 2; r++) there[r] = (mm_memory_facts){middle, middle, {{(uint8_t)r}}};
+    if (pages_with(shards, (mm_limits){64, 2, 640, 0}, 2, 0, 1))
+      high = middle;
+    else
+      low = middle;
+  }
+  for (uint32_t n = 0; n < 60; n++) {
+    const uint64_t total = low - (1 << 20) + below(4 << 20);
+    for (uint32_t r = 0; r < 2; r++) there[r] = (mm_memory_facts){total, n % 3 ? total : total * 9 / 10, {{(uint8_t)r}}};
+    const mm_limits limits = {64, 2, 640, n % 3 ? 0 : 10};
+    const uint32_t processes = 1 + n % 2;
+    const uint32_t all = pages_with(shards, limits, 16, 0, processes), few = pages_with(shards, limits, 2, 0, processes);
+    const uint32_t found = pages_with(shards, limits, 16, 2, processes);
+    if (found != (4 * all >= 3 * few ? all : few)) fail_msg("round %u: %u pages, %u with all rows, %u with few", n, found, all, few);
+    kept += found == all && found, left_out += found && found != all, refused += !found;
+  }
+  print_message("%u kept, %u left out, %u refused\n", kept, left_out, refused);
+  assert_true(kept > 5 && left_out > 5 && refused > 5);
+  ref_uncut(shards);
+  ref_free(&ref);
+}
+
 /* Random weights of every scheme: the two descriptions are one. */
 /* An engine that is open says what each rank takes of its device, the same that the size of its cache was computed from. */
 TEST(use_of_devices) {
