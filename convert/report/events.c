@@ -2,38 +2,64 @@
 #include "convert/report/events.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 struct mm_events {
   int fd;
   const char *path;
+  bool cut; /* the file ends within a line, of a killed run or a failed write: the next begins with a line feed */
   mm_err failed;
 };
+
+static bool ends_within_line(const mm_events *e) {
+  struct stat st;
+  char last = '\n';
+  if (fstat(e->fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return false;
+  const int fd = open(e->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return false;
+  if (pread(fd, &last, 1, st.st_size - 1) != 1) last = '\n';
+  close(fd);
+  return last != '\n';
+}
 
 mm_events *mm_events_open(const mm_output_place *place, mm_err *err) {
   mm_events *e = mm_calloc(1, sizeof *e, err);
   if (!e) return NULL;
   e->path = place->path;
-  if (mm_output_append(&e->fd, place, err)) return e;
+  if (mm_output_append(&e->fd, place, err)) {
+    e->cut = ends_within_line(e);
+    return e;
+  }
   free(e);
   return NULL;
 }
 
-static void put_line(mm_events *e, char *line) {
-  size_t n = strlen(line), at = 0;
-  line[n++] = '\n'; /* instead of the NUL */
+/* Returns how many of the bytes were written; fewer than n: the first failure is noted. */
+static size_t put_bytes(mm_events *e, const char *bytes, size_t n) {
+  size_t at = 0;
   while (at < n) {
-    ssize_t some = write(e->fd, line + at, n - at);
+    ssize_t some = write(e->fd, bytes + at, n - at);
     if (some < 0 && errno == EINTR) continue;
     if (some < 0) {
       mm_fail_errno(&e->failed, mm_at(e->path, NULL), "write", errno);
-      return;
+      break;
     }
     at += (size_t)some;
   }
+  return at;
+}
+
+static void put_line(mm_events *e, char *line) {
+  size_t n = strlen(line);
+  line[n++] = '\n'; /* instead of the NUL */
+  if (e->cut && put_bytes(e, "\n", 1) < 1) return;
+  const size_t written = put_bytes(e, line, n);
+  e->cut = written > 0 && written < n;
 }
 
 void mm_events_put(mm_events *e, const char *event, mm_json *fields) {

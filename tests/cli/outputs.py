@@ -247,6 +247,12 @@ def strangers(root):
     assert events(root, root + "/empty.log").returncode == 0
     new = open(root + "/empty.log", "rb").read()
     assert new.startswith(old) and len(new) > len(old) and [json.loads(line)["event"] for line in new.splitlines()].count("begin") == 2
+    # A line that a killed run left cut stays one: the next run begins on its own.
+    os.truncate(root + "/empty.log", len(new) - 9)
+    assert events(root, root + "/empty.log").returncode == 0
+    lines = open(root + "/empty.log", "rb").read().splitlines()
+    cut = new.splitlines()[:-1] + [new.splitlines()[-1][:-8]]
+    assert lines[:len(cut)] == cut and [json.loads(line)["event"] for line in lines[len(cut):]] == ["begin", "done"], lines
     # Not under a name of the output's own, which is a directory or a run's journal.
     for name in ("new", "new/", ".new.partial", ".new.partial.journal", ".new.partial.journal.0-2", ".new.partial.sources"):
         done = cf.run(CONVERT, "-q", SRC, "-o", root + "/new", "--events", f"{root}/{name}")
