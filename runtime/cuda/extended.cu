@@ -150,7 +150,8 @@ cudaError_t mm_cu_do_mlp(mm_backend *b, mm_act y, mm_act x, const mm_packed *up,
   cudaError_t e = mm_cu_collect_linear(b, up, rows_of(x), nullptr, b->step.rows);
   if (e == cudaSuccess) e = b->inputs.linear(b->weights.matrix[up], {rows_of(x), nullptr, nullptr, b->mlp.wide, b->step.rows}, b->stream);
   b->inputs.wrote(b->mlp.middle);
-  if (e == cudaSuccess) e = mm_cu_activate(b->mlp.middle, b->mlp.wide, b->experts.route.act, b->step.rows, inter, b->stream);
+  const mm_cu_codes codes = b->inputs.codes_too(b->mlp.middle, b->step.rows, inter);
+  if (e == cudaSuccess) e = mm_cu_activate(b->mlp.middle, b->mlp.wide, b->experts.route.act, b->step.rows, inter, codes, b->stream);
   if (e == cudaSuccess) e = mm_cu_collect_linear(b, down, b->mlp.middle, nullptr, b->step.rows);
   const mm_cu_linear second = {b->mlp.middle, nullptr, add ? nullptr : rows_of(y), add ? b->mlp.wide : nullptr, b->step.rows};
   if (e == cudaSuccess) e = b->inputs.linear(b->weights.matrix[down], second, b->stream);

@@ -3,12 +3,15 @@
  * numbers, so that sums of products are exact and ties are many, lists must be equal; where they are not, no list may hold a block whose
  * score is lower than that of one it leaves out by more than a sum's rounding. Attention is given lists (none depends on the selection's
  * near ties). */
+#include <string.h>
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
 
 #include "runtime/cuda/attention/block_attention.h"
 #include "runtime/cuda/core/device.cuh"
+#include "runtime/cuda/core/fp8.h"
 #include "tests/ops/gpu.h"
 
 namespace {
@@ -474,7 +477,7 @@ void check_mlp(const mm_cu_activation &act, uint32_t rows, uint32_t inter) {
   buffer<float> dwide, dmore;
   buffer<bf16> middle((size_t)rows * inter);
   dwide.put(wide), dmore.put(more);
-  CUDA_OK(mm_cu_activate(middle.p, dwide.p, act, rows, inter, 0));
+  CUDA_OK(mm_cu_activate(middle.p, dwide.p, act, rows, inter, {}, 0));
   const auto first = middle.get();
   CUDA_OK(mm_cu_add_rows(middle.p, dmore.p, rows, inter, 0));
   const auto second = middle.get();
@@ -490,6 +493,17 @@ void check_mlp(const mm_cu_activation &act, uint32_t rows, uint32_t inter) {
     }
   }
   const std::string what = std::to_string(rows) + " rows of " + std::to_string(inter) + (act.swigluoai ? ", clamped" : ", SiLU");
+  if (inter % MM_CU_GROUP == 0) { /* codes along with the rows */
+    code_buffers along(rows, inter), alone(rows, inter);
+    CUDA_OK(mm_cu_activate(middle.p, dwide.p, act, rows, inter, along.d, 0));
+    const auto again = middle.get();
+    CUDA_OK(mm_cu_encode(alone.d, {middle.p, inter, nullptr, {}}, {MM_ACT_FP8_GROUP}, 0));
+    const auto code = along.code.get(), wanted_code = alone.code.get();
+    const auto scale = along.scale.get(), wanted_scale = alone.scale.get();
+    bool same = code == wanted_code && memcmp(scale.data(), wanted_scale.data(), scale.size() * sizeof scale[0]) == 0;
+    for (size_t i = 0; i < first.size(); i++) same &= to_float(again[i]) == to_float(first[i]);
+    report_true("dense MLP: codes are those of the rows, " + what, same);
+  }
   report("dense MLP: activation, " + what, relative_error(want[0], got[0]), 3e-3);
   report("dense MLP: sum, " + what, relative_error(want[1], got[1]), 3e-3);
 }

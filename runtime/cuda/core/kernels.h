@@ -174,14 +174,6 @@ cudaError_t mm_cu_experts_many_middle(const mm_cu_weight &w13, const mm_cu_route
 /* a.y[t, width] = Σ a.pair_out of its choices, in their order; zeros where it has none. */
 cudaError_t mm_cu_sum_pairs(const mm_cu_route &r, const mm_cu_experts &a, uint32_t width, cudaStream_t s);
 
-/* ---- dense MLPs (mlp.cu) ---- */
-
-/* middle[T, inter] = act(wide[T, 0 … inter), wide[T, inter … 2·inter)). */
-cudaError_t mm_cu_activate(__nv_bfloat16 *middle, const float *wide, const mm_cu_activation &act, uint32_t tokens, uint32_t inter,
-                           cudaStream_t s);
-/* y[T, width] += add[T, width], one rounding. */
-cudaError_t mm_cu_add_rows(__nv_bfloat16 *y, const float *add, uint32_t tokens, uint32_t width, cudaStream_t s);
-
 /* ---- attention ---- */
 
 /* Where each row of the step stands, in device memory. */
@@ -401,5 +393,13 @@ cudaError_t mm_cu_combine_rows(const mm_cu_combine &a, uint32_t tokens, uint32_t
 /* mm_cu_combine and the routing of a.n: for a single token one kernel, whose blocks all read the residual and the branch. h and n must
  * be different buffers from those. */
 cudaError_t mm_cu_combine_route(const mm_cu_combine &a, const mm_cu_router &m, const mm_cu_route &r, uint32_t tokens, cudaStream_t s);
+
+/* ---- dense MLPs (mlp.cu) ---- */
+
+/* middle[T, inter] = act(wide[T, 0 … inter), wide[T, inter … 2·inter)), and its codes (mm_cu_combine); inter a multiple of 8. */
+cudaError_t mm_cu_activate(__nv_bfloat16 *middle, const float *wide, const mm_cu_activation &act, uint32_t tokens, uint32_t inter,
+                           const mm_cu_codes &codes, cudaStream_t s);
+/* y[T, width] += add[T, width], one rounding. */
+cudaError_t mm_cu_add_rows(__nv_bfloat16 *y, const float *add, uint32_t tokens, uint32_t width, cudaStream_t s);
 
 #endif
