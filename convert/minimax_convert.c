@@ -29,8 +29,11 @@ static void on_signal(int n) {
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
 
 typedef struct mm_convert_args {
-  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu, *draft,
-      *load, *kv, *index;
+  const char *source, *output, *layout, *target_format, *align, *part, *ranks, *compress, *importance, *act_scales, *events, *gpu, *load,
+      *kv, *index;
+  struct {
+    const char *dir, *quant;
+  } draft;
   struct { /* which schemes: parts of a recipe */
     const char *quant, *file, *search, *method, *kv_scales, *head;
     mm_option_list ignore, override;
@@ -328,11 +331,14 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
 
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                     mm_events *events, mm_err *err) {
-  mm_draft_source draft = {0}, *const given = a->draft ? &draft : NULL;
+  mm_draft_source draft = {0};
+  bool made = false;
   const mm_pack *from = plan->layout && plan->layout->extras ? plan->hf->manifest : NULL;
-  const bool ok = (!given || mm_draft_source_open(given, a->draft, &plan->pack.model, err)) &&
-                  (a->dry_run || mm_draft_digest(given, a->nonfinite, from, &plan->draft, err)) &&
-                  convert_draft(a, plan, given, verdict, followed, events, err);
+  bool ok = mm_draft_source_find(&draft, &made, a->draft.dir, a->draft.quant, from, &plan->pack.model, err);
+  mm_draft_source *const given = made ? &draft : NULL;
+  ok = ok && mm_draft_describe(given, from, &plan->draft, err) &&
+       (a->dry_run || mm_draft_digest(given, a->nonfinite, from, &plan->draft.digest, err)) &&
+       convert_draft(a, plan, given, verdict, followed, events, err);
   mm_draft_source_close(&draft);
   return ok;
 }
@@ -352,8 +358,8 @@ static bool events_elsewhere(const mm_convert_args *a, mm_err *err) {
 static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                             mm_err *err) {
   bool watched = a->events && a->process == 0 && !a->dry_run;
-  const char *const input[] = {a->output, a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance, a->act_scales,
-                               a->draft,  a->load};
+  const char *const input[] = {a->output,    a->source, plan->hf ? plan->hf->dir : NULL, a->recipe.file, a->importance, a->act_scales,
+                               a->draft.dir, a->load};
   const size_t inputs = sizeof input / sizeof *input;
   static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {
@@ -394,7 +400,8 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : !a->dry_run && !a->output          ? "found no -o DIR, expected one (or --dry-run)"
                       : a->target_format && !hf            ? "found --dialect without --layout hf"
                       : a->compress && hf                  ? "found --compress with --layout hf; archives hold packed checkpoints"
-                      : a->draft && hf                     ? "found --draft with --layout hf; packed checkpoints have drafts"
+                      : a->draft.dir && hf                 ? "found --draft with --layout hf; packed checkpoints have drafts"
+                      : a->draft.quant && hf               ? "found --draft-quant with --layout hf; packed checkpoints have drafts"
                       : a->gpu && hf                       ? "found --gpu-memory with --layout hf, whose files have no ranks"
                       : a->kv && !a->gpu                   ? "found --kv-cache-dtype without --gpu-memory; minimax-serve has it"
                       : a->index && !a->gpu                ? "found --index-cache-dtype without --gpu-memory; minimax-serve has it"
@@ -505,8 +512,11 @@ static const mm_option options[] = {
     MM_OPTION(STR, "kv-scales", &settings.recipe.kv_scales, "WORD",
               "scales of a quantised KV cache that the source has: kept as stored, cast to F32, or dropped (default keep)",
               .choices = "keep|f32|drop"),
-    MM_OPTION(STR, "draft", &settings.draft, "DIR",
+    MM_OPTION(STR, "draft", &settings.draft.dir, "DIR",
               "also pack this DFlash or EAGLE-3 draft of the model, config.json and model.safetensors, as stored"),
+    MM_OPTION(STR, "draft-quant", &settings.draft.quant, "SCHEME",
+              "of the matrices of --draft, or of a packed source's draft, but not of its head and embeddings (default none: as stored)",
+              .choices = "none|" MM_DFLASH_QUANTS),
     MM_FLAG("allow-nonfinite", &settings.nonfinite,
             "store weights that are NaN or infinite as 0 and say how many; they are an error otherwise"),
     {.help = "plan"},

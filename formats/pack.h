@@ -116,6 +116,13 @@ typedef struct mm_pack_file {
   mm_digest sha256; /* companions: of the file; sources: of the safetensors header (prefix included) */
 } mm_pack_file;
 
+/* The draft of an output (--draft, --draft-quant), or nothing. */
+typedef struct mm_drafted {
+  const char *kind, *quant; /* "dflash" or "eagle3"; a scheme, or "none" */
+  uint64_t bytes;           /* of its file; 0: there is none */
+  mm_digest digest;         /* of it; zero without one, and in a dry run */
+} mm_drafted;
+
 /* Tensors of the source whose names begin with `prefix`: none of them is stored. */
 typedef struct mm_left_out {
   const char *prefix;

@@ -51,6 +51,7 @@ char *mm_dflash_text(const mm_dflash_config *c, mm_err *err) {
   mm_json *tap = mm_json_put_list(o, "taps");
   for (uint32_t i = 0; i < c->taps; i++) mm_json_append(tap, mm_json_new_int(c->tap[i]));
   for (size_t i = 0; eagle && i < FLAGS; i++) MM_JSON_PUT(o, {flags[i].key, mm_json_new_bool(*flag_of(c, i))});
+  if (c->quant) mm_json_put_text(o, "quant", c->quant->name);
   if (eagle) return mm_json_text(o, false, err);
   mm_json *window = mm_json_put_list(o, "windows"), *causal = mm_json_put_list(o, "causal");
   for (uint32_t l = 0; l < c->layers; l++) {
@@ -110,10 +111,24 @@ static bool read_flags(mm_dflash_config *c, const mm_json *o, const mm_json_ctx 
   return true;
 }
 
+const mm_scheme *mm_dflash_scheme(const char *word) {
+  const mm_scheme *s = mm_scheme_find(word);
+  return s && (strcmp(s->name, "block_fp8") == 0 || strcmp(s->name, "channel_fp8") == 0) ? s : NULL;
+}
+
+/* The scheme of the matrices, if the file names one. */
+static bool read_quant(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_err *err) {
+  const char *word;
+  if (mm_json_type_of(mm_json_get(o, "quant")) == MM_JSON_NULL) return true;
+  if (!mm_json_need_str(o, "quant", &word, at, err)) return false;
+  c->quant = mm_dflash_scheme(word);
+  return c->quant ||
+         mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(at->file, NULL), "quant: found \"%s\", expected %s", word, MM_DFLASH_QUANTS);
+}
+
 static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_status status, mm_err *err) {
-  static const char *const dflash[] = {"kind",       "layers",       "hidden",  "heads",   "kv_heads",
-                                       "head_dim",   "intermediate", "block",   "mask_id", "norm_eps",
-                                       "rope_theta", "taps",         "windows", "causal",  NULL};
+  static const char *const dflash[] = {"kind",    "layers",   "hidden",     "heads", "kv_heads", "head_dim", "intermediate", "block",
+                                       "mask_id", "norm_eps", "rope_theta", "taps",  "windows",  "causal",   "quant",        NULL};
   static const char *const eagle[] = {"kind",
                                       "layers",
                                       "hidden",
@@ -131,6 +146,7 @@ static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
                                       "fc_norm",
                                       "norm_output",
                                       "norm_before_residual",
+                                      "quant",
                                       NULL};
   const char *kind;
   if (!mm_json_need_str(o, "kind", &kind, at, err)) return false;
@@ -144,8 +160,9 @@ static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx
     if (!mm_json_need_int(o, numbers[i].key, strcmp(numbers[i].key, "mask_id") != 0, numbers[i].hi, &v, at, err)) return false;
     *number_of(c, i) = (uint32_t)v;
   }
-  return mm_json_need_number(o, "norm_eps", &c->norm_eps, at, err) && mm_json_need_number(o, "rope_theta", &c->rope_theta, at, err) &&
-         read_taps(c, o, at, status, err) && (c->kind == MM_DRAFT_EAGLE3 ? read_flags(c, o, at, err) : read_layers(c, o, at, status, err));
+  return read_quant(c, o, at, err) && mm_json_need_number(o, "norm_eps", &c->norm_eps, at, err) &&
+         mm_json_need_number(o, "rope_theta", &c->rope_theta, at, err) && read_taps(c, o, at, status, err) &&
+         (c->kind == MM_DRAFT_EAGLE3 ? read_flags(c, o, at, err) : read_layers(c, o, at, status, err));
 }
 
 static bool check_config(const mm_dflash_config *c, const char *path, mm_status status, mm_err *err) {
@@ -167,7 +184,8 @@ bool mm_dflash_parse(mm_dflash_config *c, const char *text, const char *path, mm
   *c = (mm_dflash_config){0};
   const mm_json_ctx at = {.file = path, .status = status, .code = "E_DRAFT"};
   mm_json *o = mm_json_parse(text, strlen(text), path, err);
-  const bool ok = o && read_config(c, o, &at, status, err) && check_config(c, path, status, err);
+  const bool ok =
+      o && read_config(c, o, &at, status, err) && check_config(c, path, status, err) && mm_dflash_fits_quant(c, path, status, err);
   mm_json_free(o);
   return ok;
 }
@@ -200,24 +218,25 @@ static void add(mm_dflash_tensor *list, uint32_t *n, const char *name, uint32_t 
 static void add_of_layer(mm_dflash_tensor *list, uint32_t *n, uint32_t l, const mm_dflash_tensor *t) {
   const char *name = MM_FORMATTED(sizeof t->name + 20, "layers.%u.%.60s", l, t->name);
   add(list, n, name, t->rows, t->cols, offsetof(mm_dflash, layer) + l * sizeof(mm_dflash_layer) + t->at);
+  list[*n - 1].scheme = t->scheme;
 }
 
-/* All tensors of the file, in their order: ids first, where they are aligned. */
+/* All tensors of the draft, in their order: ids first, where they are aligned. */
 static uint32_t list_tensors(const mm_dflash_config *c, mm_dflash_tensor list[MM_DFLASH_TENSORS]) {
   const uint32_t H = c->hidden, d = c->head_dim, I = c->intermediate;
   const bool eagle = c->kind == MM_DRAFT_EAGLE3;
   const mm_dflash_tensor each[] = {
-      {"input_layernorm.weight", H, 0, offsetof(mm_dflash_layer, input_norm), false},
-      {"post_attention_layernorm.weight", H, 0, offsetof(mm_dflash_layer, post_norm), false},
-      {"self_attn.qkv_proj.weight", (c->heads + 2 * c->kv_heads) * d, eagle ? 2 * H : H, offsetof(mm_dflash_layer, qkv), false},
-      {"self_attn.o_proj.weight", H, c->heads * d, offsetof(mm_dflash_layer, out), false},
-      {"self_attn.q_norm.weight", d, 0, offsetof(mm_dflash_layer, q_norm), false},
-      {"self_attn.k_norm.weight", d, 0, offsetof(mm_dflash_layer, k_norm), false},
-      {"mlp.gate_up_proj.weight", 2 * I, H, offsetof(mm_dflash_layer, up), false},
-      {"mlp.down_proj.weight", H, I, offsetof(mm_dflash_layer, down), false}};
+      {"input_layernorm.weight", H, 0, offsetof(mm_dflash_layer, input_norm), false, NULL},
+      {"post_attention_layernorm.weight", H, 0, offsetof(mm_dflash_layer, post_norm), false, NULL},
+      {"self_attn.qkv_proj.weight", (c->heads + 2 * c->kv_heads) * d, eagle ? 2 * H : H, offsetof(mm_dflash_layer, qkv), false, c->quant},
+      {"self_attn.o_proj.weight", H, c->heads * d, offsetof(mm_dflash_layer, out), false, c->quant},
+      {"self_attn.q_norm.weight", d, 0, offsetof(mm_dflash_layer, q_norm), false, NULL},
+      {"self_attn.k_norm.weight", d, 0, offsetof(mm_dflash_layer, k_norm), false, NULL},
+      {"mlp.gate_up_proj.weight", 2 * I, H, offsetof(mm_dflash_layer, up), false, c->quant},
+      {"mlp.down_proj.weight", H, I, offsetof(mm_dflash_layer, down), false, c->quant}};
   uint32_t n = 0;
   if (c->mapped) add(list, &n, "d2t", c->draft_vocab, 0, offsetof(mm_dflash, d2t)), list[0].ids = true;
-  add(list, &n, "fc.weight", H, c->taps * H, offsetof(mm_dflash, fc));
+  add(list, &n, "fc.weight", H, c->taps * H, offsetof(mm_dflash, fc)), list[n - 1].scheme = c->quant;
   add(list, &n, "hidden_norm.weight", H, 0, offsetof(mm_dflash, context_norm));
   add(list, &n, "norm.weight", H, 0, offsetof(mm_dflash, last_norm));
   if (eagle) add(list, &n, "lm_head.weight", c->draft_vocab, H, offsetof(mm_dflash, head));
@@ -238,6 +257,42 @@ bool mm_dflash_tensor_at(const mm_dflash_config *c, uint32_t i, mm_dflash_tensor
   return true;
 }
 
+bool mm_dflash_stored_at(const mm_dflash_tensor *t, unsigned plane, mm_dtype kept, mm_dflash_stored *out) {
+  if (plane >= (t->scheme ? t->scheme->plane_count : 1)) return false;
+  const mm_plane *p = t->scheme ? &t->scheme->plane[plane] : NULL;
+  *out = (mm_dflash_stored){.dtype = p ? p->dtype : t->ids ? MM_I64 : kept};
+  snprintf(out->name, sizeof out->name, "%s%s", t->name, p ? p->suffix : "");
+  const uint32_t rows = p ? mm_cells(t->rows, p->cell.n) : t->rows, cols = p ? mm_cells(t->cols, p->cell.k) : t->cols;
+  out->shape = cols ? mm_shape2(rows, cols) : mm_shape1(rows);
+  return true;
+}
+
+uint32_t mm_dflash_widest(const mm_dflash_config *c) {
+  mm_dflash_tensor t;
+  uint32_t most = 0;
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++)
+    if (t.scheme) most = (uint32_t)mm_max(most, t.cols);
+  return most;
+}
+
+/* Codes are 8 to a load, and keys' and values' rows of qkv begin with a row of scales. */
+bool mm_dflash_fits_quant(const mm_dflash_config *c, const char *path, mm_status status, mm_err *err) {
+  enum { LOAD = 8 };
+  mm_dflash_tensor t;
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) {
+    if (!t.scheme) continue;
+    const uint32_t q = t.at >= offsetof(mm_dflash, layer) && strstr(t.name, ".qkv_proj.") ? c->heads * c->head_dim : 0;
+    const uint32_t block = t.scheme->plane[1].cell.n;
+    if (t.cols % LOAD)
+      return mm_fail(err, status, "E_DRAFT", mm_at(path, t.name), "found %u columns, expected a multiple of %u for %s", t.cols, LOAD,
+                     t.scheme->name);
+    if (q % block)
+      return mm_fail(err, status, "E_DRAFT", mm_at(path, t.name), "found %u rows of queries, expected a multiple of %u for %s", q, block,
+                     t.scheme->name);
+  }
+  return true;
+}
+
 bool mm_dflash_check_ids(const mm_dflash_config *c, const int64_t *step, const char *path, mm_status status, mm_err *err) {
   for (uint32_t i = 0; i < c->draft_vocab; i++)
     if (step[i] < -(int64_t)i || step[i] >= (int64_t)c->vocab - i)
@@ -246,9 +301,11 @@ bool mm_dflash_check_ids(const mm_dflash_config *c, const int64_t *step, const c
   return true;
 }
 
-/* A number of `size` bytes, little endian, that is neither NaN nor infinite: not all bits of its exponent are set. */
+/* A number of `size` bytes, little endian, that is neither NaN nor infinite: not all bits of its exponent are set. E4M3, of one byte, has
+ * NaN alone. */
 static bool is_finite(const uint8_t *x, size_t size) {
   uint32_t v = 0;
+  if (size == 1) return (*x & 0x7f) != 0x7f;
   for (size_t i = size; i-- > 0;) v = v << 8 | x[i];
   const uint32_t mask = size == 4 ? UINT32_C(0x7f800000) : 0x7f80;
   return (v & mask) != mask;
@@ -256,7 +313,8 @@ static bool is_finite(const uint8_t *x, size_t size) {
 
 bool mm_dflash_finite(const mm_st_tensor *t, const uint8_t *data, const char *path, mm_status status, uint64_t *found, mm_err *err) {
   const size_t size = mm_dtype_size(t->dtype);
-  for (uint64_t at = 0; (t->dtype == MM_BF16 || t->dtype == MM_F32) && at < t->bytes; at += size) {
+  const bool checked = t->dtype == MM_BF16 || t->dtype == MM_F32 || t->dtype == MM_F8_E4M3;
+  for (uint64_t at = 0; checked && at < t->bytes; at += size) {
     if (is_finite(data + t->offset + at, size)) continue;
     if (!found)
       return mm_fail(err, status, "E_NONFINITE", mm_at_offset(path, t->name, t->offset + at), "found NaN or infinity at element %llu",
@@ -283,22 +341,38 @@ static bool bind_ids(mm_dflash *d, const mm_st_tensor *t, const mm_dflash_tensor
   return mm_dflash_check_ids(&d->c, step, d->st.path, MM_INTEGRITY, err);
 }
 
-static bool bind(mm_dflash *d, const mm_dflash_tensor *want, mm_err *err) {
-  const mm_st_tensor *t = mm_st_find(&d->st, want->name);
-  const mm_shape shape = want->cols ? mm_shape2(want->rows, want->cols) : mm_shape1(want->rows);
-  if (!t) return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found no such tensor");
-  if (want->ids) return bind_ids(d, t, want, err);
-  const mm_scheme *scheme = t->dtype == MM_BF16 || t->dtype == MM_F32 ? mm_scheme_plain(t->dtype) : NULL;
-  if (!scheme || !mm_shape_equal(&t->shape, &shape) || t->offset % mm_dtype_size(t->dtype)) {
+static bool bind_plane(mm_dflash *d, mm_packed *w, const mm_dflash_tensor *want, unsigned plane, mm_err *err) {
+  mm_dflash_stored s;
+  mm_dflash_stored_at(want, plane, MM_BF16, &s);
+  const mm_st_tensor *t = mm_st_find(&d->st, s.name);
+  if (!t) return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, s.name), "found no such tensor");
+  const mm_scheme *scheme = want->scheme                                ? t->dtype == s.dtype ? want->scheme : NULL
+                            : t->dtype == MM_BF16 || t->dtype == MM_F32 ? mm_scheme_plain(t->dtype)
+                                                                        : NULL;
+  if (!scheme || !mm_shape_equal(&t->shape, &s.shape) || t->offset % mm_dtype_size(t->dtype)) {
     char found[80], expected[80];
-    return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found %s %s, expected BF16 or F32 %s, aligned",
-                   mm_dtype_name(t->dtype), mm_shape_text(&t->shape, found, sizeof found),
-                   mm_shape_text(&shape, expected, sizeof expected));
+    return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, s.name), "found %s %s, expected %s %s, aligned", mm_dtype_name(t->dtype),
+                   mm_shape_text(&t->shape, found, sizeof found), want->scheme ? mm_dtype_name(s.dtype) : "BF16 or F32",
+                   mm_shape_text(&s.shape, expected, sizeof expected));
   }
+  w->scheme = scheme;
+  w->plane[plane] = d->map.data + t->offset;
+  w->cell[plane] = scheme->plane[plane].cell;
+  return true;
+}
+
+/* *count: tensors of the file so far. */
+static bool bind(mm_dflash *d, const mm_dflash_tensor *want, uint32_t *count, mm_err *err) {
+  const unsigned planes = want->scheme ? want->scheme->plane_count : 1;
   mm_packed *w = (mm_packed *)(void *)((char *)d + want->at);
-  *w = (mm_packed){.scheme = scheme, .lead = 1, .n = want->rows, .k = want->cols ? want->cols : 1};
-  w->plane[0] = d->map.data + t->offset;
-  w->cell[0] = scheme->plane[0].cell;
+  *count += planes;
+  if (want->ids) {
+    const mm_st_tensor *t = mm_st_find(&d->st, want->name);
+    return t ? bind_ids(d, t, want, err) : mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found no such tensor");
+  }
+  *w = (mm_packed){.lead = 1, .n = want->rows, .k = want->cols ? want->cols : 1};
+  for (unsigned p = 0; p < planes; p++)
+    if (!bind_plane(d, w, want, p, err)) return false;
   return true;
 }
 
@@ -316,7 +390,11 @@ static void find_kv(mm_dflash *d) {
     const uint32_t q = d->c.heads * d->c.head_dim;
     y->kv = y->qkv;
     y->kv.n -= q;
-    y->kv.plane[0] = (const char *)y->qkv.plane[0] + (size_t)q * y->qkv.k * mm_dtype_size(y->qkv.scheme->plane[0].dtype);
+    for (unsigned p = 0; p < y->qkv.scheme->plane_count; p++) {
+      const mm_cell cell = y->qkv.cell[p];
+      const size_t row = mm_cells(y->qkv.k, cell.k) * mm_dtype_size(y->qkv.scheme->plane[p].dtype);
+      y->kv.plane[p] = (const char *)y->qkv.plane[p] + q / cell.n * row;
+    }
   }
 }
 
@@ -332,7 +410,7 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
        mm_dflash_fits(&d->c, path.text, target, MM_INTEGRITY, err);
   mm_dflash_tensor t;
   uint32_t count = 0;
-  for (; ok && mm_dflash_tensor_at(&d->c, count, &t); count++) ok = bind(d, &t, err);
+  for (uint32_t i = 0; ok && mm_dflash_tensor_at(&d->c, i, &t); i++) ok = bind(d, &t, &count, err);
   if (ok && d->st.count != count) ok = refuse(err, MM_INTEGRITY, path.text, "tensors", (int64_t)d->st.count, "those of its layers alone");
   if (ok) find_kv(d);
   if (!ok) mm_dflash_close(d);
@@ -345,35 +423,57 @@ bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err) {
          mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(d->st.path, NULL), "found other contents than the manifest's sha256");
 }
 
+/* Scales are such that their scheme has. */
+static bool check_scales(const mm_dflash *d, mm_err *err) {
+  mm_dflash_tensor t;
+  for (uint32_t i = 0; mm_dflash_tensor_at(&d->c, i, &t); i++) {
+    const mm_packed *w = (const mm_packed *)(const void *)((const char *)d + t.at);
+    const uint64_t scales = t.scheme ? mm_plane_elements(w->n, w->k, w->cell[1]) : 0;
+    for (uint64_t j = 0; j < scales; j++) {
+      const float v = mm_scale_value(t.scheme->plane[1].dtype, w->plane[1], j);
+      if (!mm_scale_allowed(t.scheme, v))
+        return mm_fail(err, MM_INTEGRITY, "E_SCALE", mm_at(d->st.path, t.name),
+                       "found scale %g at element %llu, expected a positive number", (double)v, (unsigned long long)j);
+    }
+  }
+  return true;
+}
+
 bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err) {
   mm_dflash d = {0};
   bool ok = !mm_pack_find_file(p, MM_DFLASH_FILE) || mm_dflash_open(&d, p->dir, &p->model, err);
   for (size_t i = 0; ok && finite && i < d.st.count; i++)
     ok = mm_dflash_finite(&d.st.tensor[i], d.map.data, d.st.path, MM_INTEGRITY, NULL, err);
+  ok = ok && (!finite || check_scales(&d, err));
   mm_dflash_close(&d);
   return ok;
 }
 
-/* Of a tensor of mm_dflash_random. */
-static uint64_t bytes_of(const mm_dflash_tensor *t) { return (t->ids ? UINT64_C(8) : 2) * t->rows * mm_max(t->cols, 1); }
+/* A tensor of mm_dflash_random at `made`, or NULL where its bytes alone are wanted, which are returned. */
+static uint64_t make_random(mm_dflash *d, const mm_dflash_tensor *t, uint32_t i, char *made) {
+  const mm_scheme *scheme = t->scheme ? t->scheme : mm_scheme_plain(MM_BF16);
+  mm_packed w = {.scheme = scheme, .lead = 1, .n = t->rows, .k = t->cols ? t->cols : 1, .random = {.seed = i + 1, .centre = 1}};
+  uint64_t bytes = 0;
+  for (unsigned p = 0; p < scheme->plane_count; p++) w.cell[p] = scheme->plane[p].cell;
+  for (unsigned p = 0; p < scheme->plane_count; p++) {
+    const size_t size = t->ids ? sizeof(int64_t) : mm_dtype_size(scheme->plane[p].dtype);
+    if (made && !t->ids) mm_random_plane(&w, p, made + bytes); /* ids are those of the target */
+    if (made) w.plane[p] = made + bytes;
+    bytes += mm_plane_elements(w.n, w.k, w.cell[p]) * size;
+  }
+  if (made) *(mm_packed *)(void *)((char *)d + t->at) = w;
+  return mm_round_up(bytes, sizeof(int64_t));
+}
 
 bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
-  const mm_scheme *scheme = mm_scheme_plain(MM_BF16);
   mm_dflash_tensor t;
   *d = (mm_dflash){.c = *c};
   uint64_t bytes = 0, at = 0;
-  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += bytes_of(&t);
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += make_random(d, &t, i, NULL);
   char *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (made == MAP_FAILED) return mm_fail_memory(err, bytes);
   d->map = (mm_map){(const uint8_t *)made, bytes};
-  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) {
-    mm_packed *w = (mm_packed *)(void *)((char *)d + t.at);
-    *w = (mm_packed){.scheme = scheme, .lead = 1, .n = t.rows, .k = t.cols ? t.cols : 1, .random = {.seed = i + 1, .centre = 1}};
-    w->cell[0] = scheme->plane[0].cell;
-    if (!t.ids) mm_random_plane(w, 0, made + at); /* ids are those of the target */
-    w->plane[0] = made + at;
-    at += bytes_of(&t);
-  }
+  for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) at += make_random(d, &t, i, made + at);
   find_kv(d);
   return true;
 }

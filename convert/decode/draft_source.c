@@ -129,13 +129,7 @@ static bool load_config(mm_draft_source *s, const mm_model *target, mm_err *err)
 
 /* ---- tensors ---- */
 
-enum { PIECES = 3 };
-
-/* The source's tensors under one of the file, one above the other. */
-typedef struct parts {
-  const mm_st_tensor *piece[PIECES];
-  uint32_t count;
-} parts;
+enum { PIECES = MM_DRAFT_PIECES };
 
 static const mm_st_tensor *find_prefixed(const mm_draft_source *s, const char *prefix, const char *name) {
   char text[128];
@@ -162,7 +156,7 @@ static uint32_t rows_of_piece(const mm_dflash_config *c, const mm_dflash_tensor 
 }
 
 /* Fused names and what they are made of; other tensors have one piece of their own name. */
-static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts *out, mm_err *err) {
+bool mm_draft_pieces_of(const mm_draft_source *s, const mm_dflash_tensor *t, mm_draft_pieces *out, mm_err *err) {
   static const struct {
     const char *fused, *piece[PIECES];
   } fused[] = {{"self_attn.qkv_proj.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
@@ -177,7 +171,11 @@ static bool parts_of(const mm_draft_source *s, const mm_dflash_tensor *t, parts 
     }
   }
   const uint32_t count = name[2] ? 3 : name[1] ? 2 : 1;
-  *out = (parts){0};
+  *out = (mm_draft_pieces){.data = s->map.data};
+  if (s->fused) { /* as mm_dflash_open found it */
+    *out = (mm_draft_pieces){{mm_st_find(&s->packed.st, t->name)}, s->packed.map.data, 1};
+    return true;
+  }
   for (uint32_t k = 0; k < count; k++) {
     const uint32_t rows = rows_of_piece(&s->c, t, k, count);
     const mm_shape shape = t->cols ? mm_shape2(rows, t->cols) : mm_shape1(rows);
@@ -220,8 +218,8 @@ static bool check_tensors(const mm_draft_source *s, const mm_model *target, mm_e
   mm_dflash_tensor t;
   bool *used = mm_calloc(s->st.count, sizeof *used, err), ok = used;
   for (uint32_t i = 0; ok && mm_dflash_tensor_at(&s->c, i, &t); i++) {
-    parts p;
-    ok = parts_of(s, &t, &p, err);
+    mm_draft_pieces p;
+    ok = mm_draft_pieces_of(s, &t, &p, err);
     for (uint32_t k = 0; ok && k < p.count; k++) used[p.piece[k] - s->st.tensor] = true;
   }
   for (size_t i = 0; ok && i < s->st.count; i++) {
@@ -259,21 +257,7 @@ static bool check_ids(const mm_draft_source *s, mm_err *err) {
   return ok;
 }
 
-/* Looks for numbers that are not finite. */
-static bool check_numbers(mm_draft_source *s, bool as_zero, mm_err *err) {
-  mm_dflash_tensor t;
-  s->as_zero = as_zero;
-  s->zeroed = 0;
-  for (uint32_t i = 0; mm_dflash_tensor_at(&s->c, i, &t); i++) {
-    parts p;
-    if (!parts_of(s, &t, &p, err)) return false;
-    for (uint32_t k = 0; k < p.count; k++)
-      if (!mm_dflash_finite(p.piece[k], s->map.data, s->st.path, MM_BAD_INPUT, as_zero ? &s->zeroed : NULL, err)) return false;
-  }
-  return true;
-}
-
-bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, mm_err *err) {
+bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *target, const mm_scheme *quant, mm_err *err) {
   const mm_path path = mm_path_of(dir, "model.safetensors");
   mm_file f = MM_FILE_NONE;
   *s = (mm_draft_source){.dir = strdup(dir)};
@@ -281,122 +265,42 @@ bool mm_draft_source_open(mm_draft_source *s, const char *dir, const mm_model *t
   ok = ok && mm_st_open(&s->st, path.text, MM_BAD_INPUT, err) && load_config(s, target, err) && check_tensors(s, target, err) &&
        mm_file_open(&f, path.text, err) && mm_map_open(&s->map, &f, path.text, err) && check_ids(s, err);
   mm_file_close(&f);
+  s->c.quant = quant;
+  ok = ok && mm_dflash_fits_quant(&s->c, path.text, MM_UNSUPPORTED, err);
   if (!ok) mm_draft_source_close(s);
   return ok;
 }
 
+bool mm_draft_source_packed(mm_draft_source *s, const mm_pack *from, const mm_scheme *quant, mm_err *err) {
+  *s = (mm_draft_source){.fused = true};
+  bool ok = mm_dflash_open(&s->packed, from->dir, &from->model, err) &&
+            mm_dflash_verify(&s->packed, mm_pack_find_file(from, MM_DFLASH_FILE), err);
+  s->c = s->packed.c, s->c.quant = quant;
+  ok = ok && mm_dflash_fits_quant(&s->c, s->packed.st.path, MM_UNSUPPORTED, err);
+  if (!ok) mm_draft_source_close(s);
+  return ok;
+}
+
+bool mm_draft_source_find(mm_draft_source *s, bool *given, const char *dir, const char *word, const mm_pack *from, const mm_model *target,
+                          mm_err *err) {
+  const mm_scheme *quant = word ? mm_dflash_scheme(word) : NULL; /* "none" is no scheme */
+  const bool there = from && mm_pack_find_file(from, MM_DFLASH_FILE);
+  mm_dflash d = {0};
+  *given = dir;
+  if (dir) return mm_draft_source_open(s, dir, target, quant, err);
+  if (word && !there)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --draft-quant without --draft, and a source without a draft");
+  if (!quant) return true;
+  bool ok = mm_dflash_open(&d, from->dir, target, err);
+  *given = ok && d.c.quant != quant;
+  mm_dflash_close(&d);
+  return ok && (!*given || mm_draft_source_packed(s, from, quant, err));
+}
+
 void mm_draft_source_close(mm_draft_source *s) {
+  mm_dflash_close(&s->packed);
   mm_map_close(&s->map);
   mm_st_close(&s->st);
   free(s->dir);
   *s = (mm_draft_source){0};
-}
-
-/* ---- writing ---- */
-
-typedef struct draft_output {
-  int fd; /* or -1: only the digest is wanted */
-  const char *path;
-  uint64_t at;
-  mm_sha256_state digest;
-} draft_output;
-
-static bool put(draft_output *o, const void *bytes, size_t n, mm_err *err) {
-  if (o->fd >= 0 && !mm_pwrite(o->fd, o->path, bytes, n, o->at, err)) return false;
-  mm_sha256_add(&o->digest, bytes, n);
-  o->at += n;
-  return true;
-}
-
-/* The bytes of a source's tensor, with 0 for numbers that are not finite. */
-static bool put_zeroed(const mm_draft_source *s, draft_output *o, const mm_st_tensor *t, mm_err *err) {
-  static const size_t most = (size_t)1 << 20;
-  uint8_t *bytes = mm_calloc(mm_min(t->bytes, most), 1, err);
-  bool ok = bytes;
-  for (uint64_t at = 0, n; ok && at < t->bytes; at += n) {
-    n = mm_min(t->bytes - at, most);
-    memcpy(bytes, s->map.data + t->offset + at, n);
-    mm_dflash_zero(t->dtype, bytes, n);
-    ok = put(o, bytes, n, err);
-  }
-  free(bytes);
-  return ok;
-}
-
-/* Header and tensors, in the file's own order. */
-static bool put_all(const mm_draft_source *s, draft_output *o, mm_err *err) {
-  static const uint64_t page = 4096;
-  mm_dflash_tensor t[MM_DFLASH_TENSORS];
-  mm_st_tensor stored[MM_DFLASH_TENSORS];
-  parts from[MM_DFLASH_TENSORS];
-  uint32_t n = 0;
-  for (; mm_dflash_tensor_at(&s->c, n, &t[n]); n++) {
-    if (!parts_of(s, &t[n], &from[n], err) || !from[n].piece[0]) return false;
-    stored[n] = (mm_st_tensor){
-        .name = t[n].name, .dtype = from[n].piece[0]->dtype, .shape = t[n].cols ? mm_shape2(t[n].rows, t[n].cols) : mm_shape1(t[n].rows)};
-  }
-  char *text = mm_dflash_text(&s->c, err);
-  size_t bytes = 0;
-  void *header = text ? mm_st_header(stored, n, &(struct mm_st_meta){MM_DFLASH_KEY, text}, 1, page, &bytes, err) : NULL;
-  bool ok = header && put(o, header, bytes, err);
-  for (uint32_t i = 0; ok && i < n; i++)
-    for (uint32_t k = 0; ok && k < from[i].count; k++) {
-      const mm_st_tensor *x = from[i].piece[k];
-      ok = s->as_zero ? put_zeroed(s, o, x, err) : put(o, s->map.data + x->offset, x->bytes, err);
-    }
-  free(header);
-  free(text);
-  return ok;
-}
-
-/* The companion of a packed checkpoint, byte for byte. */
-static bool put_same(const mm_pack *from, draft_output *o, mm_err *err) {
-  char *text = NULL;
-  const mm_pack_file *f = mm_pack_find_file(from, MM_DFLASH_FILE);
-  const bool ok = mm_verify_companion(from, f, &text, err) && put(o, text, (size_t)f->size, err);
-  free(text);
-  return ok;
-}
-
-bool mm_draft_write(const mm_draft_source *s, const mm_pack *from, const mm_digest *planned, int dirfd, const char *dir, mm_pack *pack,
-                    mm_err *err) {
-  const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
-  draft_output o = {.path = path.text};
-  if (!s && (!from || !mm_pack_find_file(from, MM_DFLASH_FILE))) return true;
-  unlinkat(dirfd, MM_DFLASH_FILE, 0);
-  if ((o.fd = mm_create_at(dirfd, dir, MM_DFLASH_FILE, err)) < 0) return false;
-  mm_sha256_begin(&o.digest);
-  const bool ok = (s ? put_all(s, &o, err) : put_same(from, &o, err)) && mm_fsync(o.fd, path.text, false, err);
-  if (!mm_close(o.fd, path.text, ok ? err : MM_IGNORED) || !ok) return false;
-  const mm_digest digest = mm_sha256_end(&o.digest);
-  pack->file[pack->file_count++] = (mm_pack_file){.name = MM_DFLASH_FILE, .size = o.at, .sha256 = digest};
-  return mm_digest_equal(&digest, planned) ||
-         mm_fail(err, MM_IO, "E_CHANGED", mm_at(s ? s->st.path : from->dir, NULL), "found another draft than when the conversion began");
-}
-
-bool mm_draft_digest(mm_draft_source *s, bool as_zero, const mm_pack *from, mm_digest *digest, mm_err *err) {
-  draft_output o = {.fd = -1};
-  const mm_pack_file *const given = from ? mm_pack_find_file(from, MM_DFLASH_FILE) : NULL;
-  *digest = given ? given->sha256 : (mm_digest){0};
-  if (!s) return true;
-  mm_sha256_begin(&o.digest);
-  const bool ok = check_numbers(s, as_zero, err) && put_all(s, &o, err);
-  *digest = mm_sha256_end(&o.digest);
-  return ok;
-}
-
-bool mm_draft_same(const mm_digest *digest, const char *dir, mm_err *err) {
-  static const mm_digest none;
-  const bool any = !mm_digest_equal(digest, &none);
-  mm_pack is = {0};
-  bool ok = mm_pack_open(&is, dir, err);
-  const mm_pack_file *const there = ok ? mm_pack_find_file(&is, MM_DFLASH_FILE) : NULL;
-  if (ok && (there ? !any || !mm_digest_equal(&there->sha256, digest) : any))
-    ok = mm_fail(err, MM_USAGE, "E_RESUME", mm_at(dir, NULL), "found a finished conversion %s, expected %s; --force replaces it",
-                 there ? "with a draft" : "without a draft",
-                 !any    ? "none"
-                 : there ? "another one (--draft)"
-                         : "one (--draft)");
-  mm_pack_close(&is);
-  return ok;
 }

@@ -116,7 +116,7 @@ typedef struct mm_plan {
   uint64_t source_bytes;  /* weight bytes that will be read */
   uint64_t output_bytes;  /* of all part files, headers included */
   mm_placement placement; /* by a load file; nothing without one */
-  mm_digest draft;        /* of the draft that is packed, too; zero without one */
+  mm_drafted draft;       /* that is packed, too */
   /* NULL, or true if a finished output in `dir` has the weights of this source, as far as it looks at them. */
   bool (*gives)(const struct mm_plan *plan, const char *dir, const struct mm_stored *stored, unsigned threads, mm_err *err);
 } mm_plan;

@@ -73,13 +73,26 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
   return ok;
 }
 
+/* The scheme that a packed draft's matrices are in. */
+static bool quant_of(const mm_pack *p, const mm_scheme **quant, mm_err *err) {
+  mm_dflash d = {0};
+  const bool ok = !mm_pack_find_file(p, MM_DFLASH_FILE) || mm_dflash_open(&d, p->dir, &p->model, err);
+  *quant = d.c.quant;
+  mm_dflash_close(&d);
+  return ok;
+}
+
 bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err) {
   static const mm_digest none;
   const mm_pack_file *own = mm_pack_find_file(p, MM_DFLASH_FILE);
+  const mm_pack *source = plan->hf->manifest;
+  const bool any = from || (source && mm_pack_find_file(source, MM_DFLASH_FILE));
+  const mm_scheme *quant;
   mm_draft_source s = {0};
   mm_digest wanted;
-  const bool ok = (!from || mm_draft_source_open(&s, from, &plan->pack.model, err)) &&
-                  mm_draft_digest(from ? &s : NULL, plan->recipe.nonfinite_zero, plan->hf->manifest, &wanted, err);
+  bool made = false, ok = quant_of(p, &quant, err);
+  ok = ok && mm_draft_source_find(&s, &made, from, any && quant ? quant->name : NULL, source, &plan->pack.model, err) &&
+       mm_draft_digest(made ? &s : NULL, plan->recipe.nonfinite_zero, source, &wanted, err);
   mm_draft_source_close(&s);
   *compared = ok && !mm_digest_equal(&wanted, &none);
   if (!*compared) return ok;

@@ -103,6 +103,10 @@ static mm_json *plan_json(const mm_plan *p, const mm_verdict *v, bool tensors) {
   if (p->placement.experts)
     MM_JSON_PUT(j, {"placed_peak", mm_json_new_real(p->placement.after)}, {"unplaced_peak", mm_json_new_real(p->placement.before)});
   if (c->scaled > 0) MM_JSON_PUT(j, {"scaled_tensors", mm_json_new_u64(c->scaled)}, {"unreached_experts", mm_json_new_u64(c->unreached)});
+  if (p->draft.bytes)
+    mm_json_set(j, "draft",
+                MM_JSON_NEW({"kind", mm_json_new_str(p->draft.kind)}, {"quant", mm_json_new_str(p->draft.quant)},
+                            {"bytes", mm_json_new_u64(p->draft.bytes)}));
   mm_json *ranks = mm_json_put_list(j, "rank_bytes"), *kinds = mm_json_put_list(j, "rank_footprint");
   for (uint32_t r = 0; r < mm_pack_ranks(&p->pack); r++) {
     const mm_footprint f = mm_footprint_of(p, r);
@@ -217,6 +221,9 @@ bool mm_report_plan(FILE *f, const mm_plan *p, const mm_verdict *v, mm_report_st
     fprintf(f, "static activation scales: %llu tensors; %llu experts that calibration did not reach take the largest of the others\n",
             (unsigned long long)c->scaled, (unsigned long long)c->unreached);
   print_ranks(f, p);
+  if (p->draft.bytes)
+    fprintf(f, "  draft of each rank: %s, --draft-quant %s, %llu bytes (%s)\n", p->draft.kind, p->draft.quant,
+            (unsigned long long)p->draft.bytes, sized(size, p->draft.bytes));
   print_caveats(f, p);
   if (v && v->memory) print_verdict(f, p, v);
   for (size_t i = 0; tensors && i < p->pack.tensor_count; i++)

@@ -128,7 +128,7 @@ static mm_journal_header *make_header(const mm_plan *p, int level, mm_err *err) 
   if (!h) return NULL;
   memcpy(h->magic, magic, sizeof magic);
   memcpy(h->plan, p->pack.plan.byte, sizeof h->plan);
-  h->level = (uint64_t)level | (p->hf->follow ? FOLLOWED : 0) | mm_digest_check(&p->draft) >> DRAFT_AT << DRAFT_AT;
+  h->level = (uint64_t)level | (p->hf->follow ? FOLLOWED : 0) | mm_digest_check(&p->draft.digest) >> DRAFT_AT << DRAFT_AT;
   h->files = p->hf->file_count;
   h->decoding = decoding_check(&p->hf->quantization, p->importance);
   plan_checks(p, h);
@@ -173,7 +173,7 @@ static bool same_header(const mm_journal_header *found, const mm_journal_header 
   if (differ & (FOLLOWED - 1))
     return level_text(found->level, a_text + strlen(a_text)), level_text(h->level, b_text + strlen(b_text)),
            refuse(at, a_text, b_text, err);
-  if (differ >> DRAFT_AT) return refuse(at, "a run with another --draft, or without one", "the same", err);
+  if (differ >> DRAFT_AT) return refuse(at, "a run with another --draft or --draft-quant, or without a draft", "the same", err);
   if (found->decoding != h->decoding && p->importance)
     return refuse(mm_at(p->importance->path, NULL),
                   "this file changed, moved or copied since the interrupted run, or another quantization of the source", "the same", err);

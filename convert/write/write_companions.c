@@ -129,6 +129,6 @@ static bool write_digests(mm_writer *w, mm_err *err) {
 
 bool mm_companions_write(mm_writer *w, mm_err *err) {
   const mm_pack *from = w->plan->layout->extras ? w->plan->hf->manifest : NULL; /* whose draft is copied, without --draft */
-  return copy_companions(w, err) && mm_draft_write(w->o.draft, from, &w->plan->draft, w->dir, w->staging, &w->plan->pack, err) &&
+  return copy_companions(w, err) && mm_draft_write(w->o.draft, from, &w->plan->draft.digest, w->dir, w->staging, &w->plan->pack, err) &&
          copy_code(w, err) && write_texts(w, err) && write_digests(w, err);
 }

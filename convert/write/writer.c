@@ -62,7 +62,7 @@ static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *e
 static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   mm_err reason = {0};
   w->complete = mm_finished_check(w->plan, w->o.target, archived, w->o.shards == 1, w->o.threads, &reason) &&
-                (!w->plan->layout->extras || mm_draft_same(&w->plan->draft, w->o.target, &reason));
+                (!w->plan->layout->extras || mm_draft_same(&w->plan->draft.digest, w->o.target, &reason));
   if (!w->complete && w->o.followed) mm_follow_forget(w->o.followed->hf);
   if (w->complete || (w->o.force && (reason.status == MM_INTEGRITY || reason.status == MM_USAGE))) return true;
   *err = reason;

@@ -128,7 +128,7 @@ void start_ops(mm_backend *b) {
   b->err.status = MM_OK, b->failed = nullptr, b->step.deferred = {}, b->lost = false;
   b->inputs.coded = b->inputs.rounded = nullptr;
   mm_cu_leave_groups(b);
-  b->inputs.decode = b->step.decode;
+  b->inputs.decode = b->step.decode, b->inputs.all_codes = b->step.draft ? b->weights.draft_codes : b->weights.all_codes;
 }
 
 bool cuda_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {

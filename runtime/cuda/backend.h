@@ -133,6 +133,7 @@ struct device_weights {
   std::map<const mm_packed *, const float *> values; /* as f32: norms, bias, routers that are not bf16 */
   std::map<const mm_packed *, const bf16 *> router;  /* routers that are not bf16, in pieces (mm_cu_router) */
   std::map<const mm_packed *, mm_cu_sums> sums;      /* of inputs, for c.calibration (collect.h) */
+  bool all_codes = false, draft_codes = false;       /* mm_cu_rounded.all_codes of the target's steps, and of the draft's */
 };
 
 /* Page tables of the slots (paging.cu). */

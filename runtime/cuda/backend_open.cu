@@ -111,14 +111,14 @@ bool plan_weights(mm_backend *b, mm_cu_load *load, mm_err *err) {
   return p.matrix(&w->head, "lm_head.weight", err);
 }
 
-/* Sets the device properties for dispatch, and whether all products take codes in blocks. */
+/* Sets the device properties for dispatch, and whether all products of the model take codes in blocks. */
 bool settle_inputs(mm_backend *b, mm_err *err) {
   if (!mm_cu_check(mm_cu_device_here(&b->inputs.device), "ask for clusters of blocks", err)) return false;
-  b->inputs.all_codes = b->c.options.act_quant;
+  b->weights.all_codes = b->c.options.act_quant;
   for (uint32_t l = 0; l < b->c.model->layers; l++) {
     const mm_layer_weights *y = &b->c.weights->layer[l];
     for (const mm_packed *p : {&y->qkv, &y->out, &y->output_gate, &y->mlp_up, &y->mlp_down, &y->w13, &y->w2})
-      b->inputs.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weights.matrix[p]);
+      b->weights.all_codes &= !p->scheme || mm_cu_multiplies_blocks(&b->inputs.device, &b->weights.matrix[p]);
   }
   return true;
 }
@@ -252,7 +252,8 @@ bool open_experts(mm_backend *b, mm_err *err) {
   b->whole_rows.capacity = mm_round_up(pairs * logprobs, 4);
   b->whole_rows.largest = logprobs ? y->array<float>(b->whole_rows.capacity, err) : nullptr;
   b->group_rows = b->whole_rows;
-  const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), b->heads.heads * b->heads.head_dim);
+  const uint32_t of_draft = b->c.draft ? mm_dflash_widest(&b->c.draft->c) : 0;
+  const uint32_t widest = (uint32_t)mm_max(mm_max(m->hidden, dense), mm_max(b->heads.heads * b->heads.head_dim, of_draft));
   return err->status == MM_OK && b->inputs.open_spans(y, err) &&
          (!b->c.options.act_quant || b->inputs.open(y, (uint32_t)tokens, widest, err));
 }

@@ -1,4 +1,5 @@
-/* A draft next to the target on one device (ops.h, draft_forward.h). Its matrices, in BF16, and its norms are copied as the backend opens.
+/* A draft next to the target on one device (ops.h, draft_forward.h). Its matrices, in BF16 or quantised, and its norms are copied as the
+ * backend opens.
  * Its cells are bf16, laid out as the target's keys and values, in pages of the same numbers; of EAGLE-3 H numbers for each position come
  * on top. Passes of its chain are steps of their own, which are recorded and follow one another without the host: each takes the id that
  * the one before it left on the device. */
@@ -19,13 +20,34 @@ bool is_eagle(const mm_backend *b) { return b->c.draft->c.kind == MM_DRAFT_EAGLE
 
 bf16 *rows_of(mm_act a) { return static_cast<bf16 *>(a.data); }
 
-/* A matrix of BF16, whose rows lie on the device as in the file. */
+/* The scales of a matrix, if it has any, under the file's grid. */
+bool copy_scales(mm_backend *b, const mm_packed *w, mm_cu_weight *to, mm_err *err) {
+  const size_t n = mm_cu_scales(to);
+  if (!n) return true;
+  float *const scale = b->memory.array<float>(n, err);
+  to->scale = scale;
+  return scale && mm_cu_check(cudaMemcpy(scale, w->plane[1], n * sizeof *scale, cudaMemcpyHostToDevice), "copy weights", err);
+}
+
+/* A matrix, whose rows lie on the device as in the file, but for their pitch. */
 bool copy_matrix(mm_backend *b, const mm_packed *w, const char *name, mm_err *err) {
   mm_cu_weight *to = &b->weights.matrix[w];
   if (!mm_cu_describe(w, name, to, err)) return false;
-  void *const data = b->memory.reserve(w->n * to->pitch, err);
+  if (!b->c.options.act_quant) to->rounding = {};
+  const size_t row = (size_t)w->k * mm_cu_bits(to->code) / 8;
+  void *const data = b->memory.alloc(w->n * to->pitch, err);
   to->data = static_cast<const uint8_t *>(data);
-  return data && mm_cu_check(cudaMemcpy(data, w->plane[0], w->n * to->pitch, cudaMemcpyHostToDevice), "copy weights", err);
+  return data && mm_cu_check(cudaMemcpy2D(data, to->pitch, w->plane[0], row, row, w->n, cudaMemcpyHostToDevice), "copy weights", err) &&
+         copy_scales(b, w, to, err);
+}
+
+/* Keys' and values' rows of a layer's joined projection, under scales of their own, which kernels want aligned. */
+bool share_rows(mm_backend *b, const mm_packed *whole, const mm_packed *part, mm_err *err) {
+  mm_cu_weight &to = b->weights.matrix[part];
+  to = b->weights.matrix[whole];
+  to.data += (size_t)(to.n - part->n) * to.pitch, to.n = part->n;
+  to.scale_rows = to.scale_kind == MM_CU_PLAIN ? 0 : mm_cells(part->n, part->cell[1].n);
+  return copy_scales(b, part, &to, err);
 }
 
 bool copy_vector(mm_backend *b, const mm_packed *w, mm_err *err) {
@@ -41,13 +63,10 @@ bool copy_weights(mm_backend *b, mm_err *err) {
   for (uint32_t i = 0; mm_dflash_tensor_at(&d->c, i, &t); i++) {
     const mm_packed *w = reinterpret_cast<const mm_packed *>(reinterpret_cast<const char *>(d) + t.at);
     if (!t.ids && !(t.cols ? copy_matrix(b, w, t.name, err) : copy_vector(b, w, err))) return false;
+    if (t.scheme) b->weights.draft_codes = mm_cu_multiplies_blocks(&b->inputs.device, &b->weights.matrix[w]); /* all are alike */
   }
-  for (uint32_t l = 0; l < d->c.layers; l++) {
-    const mm_packed *of = &d->layer[l].kv;
-    mm_cu_weight &kv = b->weights.matrix[of];
-    kv = b->weights.matrix[&d->layer[l].qkv];
-    kv.data += (size_t)(kv.n - of->n) * kv.pitch, kv.n = of->n;
-  }
+  for (uint32_t l = 0; l < d->c.layers; l++)
+    if (!share_rows(b, &d->layer[l].qkv, &d->layer[l].kv, err)) return false;
   return true;
 }
 

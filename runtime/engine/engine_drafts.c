@@ -30,7 +30,9 @@ void mm_engine_add_draft_memory(const mm_engine_config *c, mm_rank_memory *need)
   if (!c->ops->own_memory) return;
   need->weights += c->draft->map.size;
   need->buffers += c->limits.max_tokens * (2 * ((d->taps + 2) * H + 2 * q + 2 * kv + I) + 4 * mm_max(2 * I, H));
-  need->buffers += UINT64_C(4) << 20; /* parts of attention */
+  need->buffers += UINT64_C(4) << 20;                                                        /* parts of attention */
+  const uint64_t rounded = c->options.act_quant ? mm_round_up(mm_dflash_widest(d), 128) : 0; /* codes, their scales; or rows */
+  need->buffers += c->limits.max_tokens * (rounded + rounded / 32 + 2 * rounded);
   if (d->kind != MM_DRAFT_EAGLE3) return;
   need->buffers += c->limits.max_tokens * 2 * (3 + (d->tap_norms ? d->taps : 0)) * H;
   need->buffers += c->limits.slots * (2 * MM_EAGLE_CHAIN * kv + UINT64_C(8) * d->draft_vocab); /* chains; logits of twice as many rows */

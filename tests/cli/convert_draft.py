@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A DFlash or EAGLE-3 draft next to a packed checkpoint: --draft packs it as stored, minimax-verify holds it to its digest and to the model, a packed
+"""A DFlash or EAGLE-3 draft next to a packed checkpoint: --draft packs it as stored or with --draft-quant quantised, minimax-verify holds it to its digest and to the model, a packed
 source hands it on, and replies of a server that proposes by it are those without. Drafts that do not fit are refused by name.
 
 convert_draft.py RANKS: only replies of servers with so many ranks, next to a draft of each kind; DEVICES names the GPU of each rank."""
+import bisect
 import hashlib
 import json
 import os
@@ -276,6 +277,113 @@ def held(out, socket):
     assert holder.returncode == 0, holder.returncode
 
 
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+E4M3 = [(code % 8 if code < 8 else 8 + code % 8) * 2.0 ** (max(code // 8, 1) - 10) for code in range(127)]
+
+
+def code_of(x):
+    """The nearest code, of two as near the even one."""
+    m = abs(x)
+    at = min(bisect.bisect_left(E4M3, m), 126)
+    if at and (m - E4M3[at - 1] < E4M3[at] - m or (m - E4M3[at - 1] == E4M3[at] - m and at % 2)):
+        at -= 1
+    return at | (128 if x < 0 else 0)
+
+
+def block_fp8(shape, raw):
+    """Codes and scales of a BF16 matrix by the formula of docs/quantisation.md: amax / 448 of each block of 128 x 128."""
+    n, k = shape
+    w = [f32(struct.unpack("<f", b"\0\0" + raw[i:i + 2])[0]) for i in range(0, len(raw), 2)]
+    scales = [f32(max(abs(w[r * k + c]) for r in range(at, min(at + 128, n)) for c in range(col, min(col + 128, k))) / 448) for at in range(0, n, 128) for col in range(0, k, 128)]
+    across = (k + 127) // 128
+    codes = bytes(code_of(f32(w[r * k + c] / scales[r // 128 * across + c // 128])) for r in range(n) for c in range(k))
+    return codes, struct.pack(f"<{len(scales)}f", *scales)
+
+
+def rewritten(out, change):
+    """The draft with other bytes, under a manifest that has their digest."""
+    path = out + "/draft.safetensors"
+    with open(path, "rb") as f:
+        old = f.read()
+    new = change(old)
+    with open(path, "wb") as f:
+        f.write(new)
+    with open(out + "/manifest.json", "r+b") as f:
+        text = f.read()[:-78].replace(*(hashlib.sha256(x).hexdigest().encode() for x in (old, new)))
+        f.seek(0)
+        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+
+
+def quantised(tmp, draft, tensors):
+    """--draft-quant: the bytes of the formula; what verifies, is handed on, requantised, resumed and refused; replies are those without."""
+    out, source = tmp + "/fp8", "tests/data/tiny-m2"
+    pack = lambda to, *args: run("convert", *args, "-o", to, "-q")
+    same = lambda a, b: stored(a + "/draft.safetensors") == stored(b + "/draft.safetensors")
+    said = subprocess.run([BIN + "minimax-convert", source, "--draft", draft, "--draft-quant", "block_fp8", "--dry-run", "--json"], capture_output=True, text=True, check=True, timeout=60)
+    assert pack(out, source, "--draft", draft, "--draft-quant", "block_fp8") == (0, "")
+    assert json.loads(said.stdout)["draft"] == {"kind": "dflash", "quant": "block_fp8", "bytes": os.path.getsize(out + "/draft.safetensors")}, said.stdout
+    found, plain = stored(out + "/draft.safetensors"), stored(tmp + "/packed/draft.safetensors")
+    for name, (shape, raw) in plain.items():
+        if len(shape) == 1:
+            assert found.pop(name) == (shape, raw), name
+            continue
+        codes, scales = block_fp8(shape, raw)
+        assert found.pop(name) == (shape, codes), name
+        assert found.pop(name + "_scale_inv") == ([(x + 127) // 128 for x in shape], scales), name
+    assert not found, found
+    with open(out + "/draft.safetensors", "rb") as f:
+        assert b'\\"quant\\":\\"block_fp8\\"' in f.read(8192)
+    assert run("verify", out, "-q")[0] == 0
+    for of, other, status in ((draft, None, 0), (tmp + "/other", None, 6), (None, out, 0), (None, tmp + "/packed", 0)):
+        got = run("verify", out, "--source", other or source, *(["--draft", of] if of else []), "-q")
+        assert got[0] == status and ("E_SOURCE" in got[1]) == (status == 6), (of, other, got)
+    # Handed on, and what is quantised of a packed source: its numbers, once more if they are codes already.
+    for i, (of, args) in enumerate(((out, ()), (out, ("--draft-quant", "block_fp8")), (out, ("--draft-quant", "none")), (tmp + "/packed", ("--draft-quant", "block_fp8")))):
+        assert pack(f"{tmp}/fp8-{i}", of, "--tp", "2", *args) == (0, "") and same(f"{tmp}/fp8-{i}", out), args
+    assert pack(tmp + "/channels", out, "--draft-quant", "channel_fp8") == (0, "") and run("verify", tmp + "/channels", "--source", out, "-q")[0] == 0
+    rows = stored(tmp + "/channels/draft.safetensors")
+    assert rows["fc.weight_scale"][0] == [H, 1] and not same(tmp + "/channels", out) and run("verify", tmp + "/channels", "--source", tmp + "/packed", "-q")[0] == 6
+    # Another scheme than what was begun or finished.
+    named = ("convert", source, "-o", out, "--draft", draft, "--resume")
+    assert run(*named, "--draft-quant", "block_fp8")[0] == 0
+    for args in ((), ("--draft-quant", "none"), ("--draft-quant", "channel_fp8")):
+        refused("E_RESUME", 2, *named, *args)
+    begun = ("convert", source, "-o", tmp + "/begun", "--draft", draft)
+    assert run(*begun, "--draft-quant", "block_fp8", "--part", "0/2", "-q")[0] == 0
+    refused("--draft-quant", 2, *begun, "--resume")
+    assert run(*begun, "--draft-quant", "block_fp8", "--resume", "-q")[0] == 0 and same(tmp + "/begun", out)
+    # Without a draft, for files that have none, and shapes that do not fit.
+    refused("E_USAGE", 2, "convert", source, "-o", tmp + "/no", "--draft-quant", "block_fp8", "--dry-run")
+    refused("E_USAGE", 2, "convert", out, "-o", tmp + "/no", "--draft-quant", "block_fp8", "--layout", "hf", "--dry-run")
+    for name, change, shape in (("odd", {"intermediate_size": 44}, lambda n, s: (44, H) if "gate" in n or "up_proj" in n else (H, 44) if "down" in n else s),
+                                ("heads", {"num_attention_heads": 2}, lambda n, s: (64, H) if "q_proj" in n else (H, 64) if "o_proj" in n else s)):
+        other = {n: (shape(n, s), bf16(shape(n, s)[0] * (shape(n, s)[1] if len(s) > 1 else 1), len(s) == 1)) for n, s in shapes()}
+        named = ("convert", source, "-o", tmp + "/no", "--dry-run", "--draft", save(f"{tmp}/misfit-{name}", {**CONFIG, **change}, other))
+        refused('layers.0.mlp.down_proj.weight": found 44 columns' if name == "odd" else 'layers.0.self_attn.qkv_proj.weight": found 64 rows of queries', 4, *named, "--draft-quant", "block_fp8")
+        assert run(*named)[0] == 0
+    # Numbers that are none.
+    name = "layers.1.mlp.up_proj.weight"
+    wrong = save(tmp + "/fp8-nan", CONFIG, {**tensors, name: (tensors[name][0], b"\xc1\xff" + tensors[name][1][2:])})
+    refused("E_NONFINITE", 3, "convert", source, "-o", tmp + "/no", "--draft", wrong, "--draft-quant", "block_fp8")
+    assert pack(tmp + "/fp8-zero", source, "--draft", wrong, "--draft-quant", "block_fp8", "--allow-nonfinite")[0] == 0
+    assert stored(tmp + "/fp8-zero/draft.safetensors")["layers.1.mlp.gate_up_proj.weight"][1][I * H] == 0
+    served(tmp + "/fp8-0", *(("--devices", os.environ.get("DEVICES", "0,0")) if DEVICE else ()))
+    served(tmp + "/channels")
+    with Server(out, "--max-model-len", "256", "--drafts", "7", "-t", "1", *DEVICE) as a, Server(tmp + "/packed", "--max-model-len", "256", "--drafts", "7", "-t", "1", *DEVICE) as b:
+        assert [agree(s, "In the beginning", temperature=0) for s in (a,)] == [agree(s, "In the beginning", temperature=0) for s in (b,)]
+    # Damage: a code that is no number, a scale that is none, a scheme that is not known.
+    last = len(struct.pack("<f", 1)) * len(stored(out + "/draft.safetensors")[f"layers.{LAYERS - 1}.mlp.down_proj.weight_scale_inv"][1]) // 4
+    rewritten(out, lambda x: x[:-last - 1] + b"\x7f" + x[-last:])
+    refused("E_NONFINITE", 6, "verify", out)
+    rewritten(out, lambda x: x[:-last - 1] + b"\x01" + x[-last:-4] + struct.pack("<f", -1))
+    refused("E_SCALE", 6, "verify", out)
+    rewritten(out, lambda x: x.replace(b"block_fp8", b"block_fp9"))
+    refused("block_fp9", 4, "serve", out, "--drafts", "7", "--port", "0", *DEVICE)
+
+
 def eagle(tmp):
     """An EAGLE-3 draft, whole and next to cut weights; what does not fit."""
     steps = [i // 2 for i in range(DRAFT_VOCAB)]
@@ -289,6 +397,10 @@ def eagle(tmp):
     served(out, "--max-num-seqs", "2")
     assert run("convert", out, "-o", tmp + "/eagle-2", "--tp", "2", "-q") == (0, "")
     served(tmp + "/eagle-2", *(("--devices", os.environ.get("DEVICES", "0,0")) if DEVICE else ()))
+    assert run("convert", out, "-o", tmp + "/eagle-fp8", "--tp", "2", "--draft-quant", "block_fp8", "-q") == (0, "")
+    codes = stored(tmp + "/eagle-fp8/draft.safetensors")
+    assert all(codes[x] == found[x] for x in ("d2t", "lm_head.weight", "hidden_norm.weight")) and len(codes) == 16
+    served(tmp + "/eagle-fp8", *(("--devices", os.environ.get("DEVICES", "0,0")) if DEVICE else ()))
     if DEVICE:
         evicted(out)
     config = EAGLE["eagle_config"]
@@ -336,6 +448,7 @@ def main(folder):
     served(out, "--kv-cache-dtype", "fp8" if DEVICE else "bf16")
     evicted(out)
     renamed(out)
+    quantised(folder, folder + "/draft", tensors)
     eagle(folder)
     if DEVICE:
         held(out, folder + "/held")

@@ -52,40 +52,75 @@ static inline mm_dflash_config eagle_dims(const mm_model *m, bool later) {
                             .norm_before_residual = later};
 }
 
-/* Weights of the file, each tensor in the order of mm_dflash_tensor_at; none of ids. */
+/* The same with matrices in E4M3, which have such shapes. */
+static inline mm_dflash_config quantised_dims(mm_dflash_config c, const char *scheme) {
+  c.head_dim = 32, c.intermediate = 40, c.quant = mm_dflash_scheme(scheme);
+  assert_non_null(c.quant);
+  return c;
+}
+
+/* Weights of the file, each tensor in the order of mm_dflash_tensor_at; none of ids. Of a matrix in E4M3 they are what its codes in `code`
+ * and its scales in `scale` stand for. */
 typedef struct random_draft {
   mm_dflash_config c;
   char dir[64];
-  float *w[MM_DFLASH_TENSORS];
+  bool rounds; /* inputs of matrices in E4M3 are rounded to it */
+  float *w[MM_DFLASH_TENSORS], *scale[MM_DFLASH_TENSORS];
+  uint8_t *code[MM_DFLASH_TENSORS];
 } random_draft;
+
+/* The number of an E4M3 code. */
+static inline double draft_e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double x = ldexp(exponent ? 8 + mantissa : mantissa, (exponent ? exponent : 1) - 10);
+  return code & 128 ? -x : x;
+}
+
+/* Puts a matrix into the scheme of its tensor. */
+static inline void draft_encode(random_draft *r, uint32_t i, const mm_dflash_tensor *t) {
+  const mm_cell cell = t->scheme->plane[1].cell;
+  const size_t across = mm_cells(t->cols, cell.k), n = (size_t)t->rows * t->cols;
+  r->code[i] = malloc(n), r->scale[i] = malloc(mm_cells(t->rows, cell.n) * across * sizeof(float));
+  t->scheme->pack(&(mm_pack_args){.w = r->w[i], .n = t->rows, .k = t->cols}, (void *[MM_MAX_PLANES]){r->code[i], r->scale[i]});
+  for (size_t j = 0; j < n; j++) {
+    const size_t column = j % t->cols, at = j / t->cols / cell.n * across + (cell.k ? column / cell.k : 0);
+    const float x = (float)(draft_e4m3(r->code[i][j]) * (double)r->scale[i][at]);
+    assert_true(fabsf(x - r->w[i][j]) <= fabsf(r->w[i][j]) * 0x1p-4f + r->scale[i][at] * 0x1p-10f);
+    r->w[i][j] = x;
+  }
+}
 
 /* The target's id of id i of the head, where it has some ids alone. */
 static inline int64_t eagle_id(const random_draft *r, int64_t i) { return r->c.mapped ? i + i * 2 / 3 : i; }
 
 static inline void draft_write(const random_draft *r, const char *dir) {
   mm_err err = {0};
-  mm_st_tensor t[MM_DFLASH_TENSORS];
+  mm_st_tensor t[MM_DFLASH_STORED];
+  mm_dflash_stored stored[MM_DFLASH_STORED];
   mm_dflash_tensor want[MM_DFLASH_TENSORS];
-  uint32_t n = 0;
+  uint32_t n = 0, planes = 0;
   for (; mm_dflash_tensor_at(&r->c, n, &want[n]); n++)
-    t[n] = (mm_st_tensor){.name = want[n].name,
-                          .dtype = want[n].ids ? MM_I64 : MM_F32,
-                          .shape = want[n].cols ? mm_shape2(want[n].rows, want[n].cols) : mm_shape1(want[n].rows)};
+    for (unsigned p = 0; mm_dflash_stored_at(&want[n], p, MM_F32, &stored[planes]); p++, planes++)
+      t[planes] = (mm_st_tensor){.name = stored[planes].name, .dtype = stored[planes].dtype, .shape = stored[planes].shape};
   char *text = mm_dflash_text(&r->c, &err);
   assert_non_null(text);
   const struct mm_st_meta meta = {MM_DFLASH_KEY, text};
   size_t bytes;
-  void *header = mm_st_header(t, n, &meta, 1, 4096, &bytes, &err);
+  void *header = mm_st_header(t, planes, &meta, 1, 4096, &bytes, &err);
   assert_non_null(header);
   FILE *f = fopen(mm_path_of(dir, MM_DFLASH_FILE).text, "wb");
   assert_non_null(f);
   assert_int_equal(fwrite(header, 1, bytes, f), bytes);
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0, at = 0; i < n; i++, at++) {
     for (int64_t k = 0; want[i].ids && k < want[i].rows; k++) {
       const int64_t step = eagle_id(r, k) - k;
       assert_int_equal(fwrite(&step, sizeof step, 1, f), 1);
     }
-    if (!want[i].ids) assert_int_equal(fwrite(r->w[i], 1, t[i].bytes, f), t[i].bytes);
+    if (want[i].scheme) {
+      assert_int_equal(fwrite(r->code[i], 1, t[at].bytes, f), t[at].bytes);
+      at++;
+    }
+    if (!want[i].ids) assert_int_equal(fwrite(want[i].scheme ? r->scale[i] : r->w[i], 1, t[at].bytes, f), t[at].bytes);
   }
   assert_int_equal(fclose(f), 0);
   free(header), free(text);
@@ -95,15 +130,17 @@ static inline random_draft draft_build_as(mm_dflash_config c) {
   random_draft r = {.c = c, .dir = "/tmp/minimax-draft-XXXXXX"};
   assert_non_null(mkdtemp(r.dir));
   mm_dflash_tensor t;
-  for (uint32_t i = 0; mm_dflash_tensor_at(&r.c, i, &t); i++)
+  for (uint32_t i = 0; mm_dflash_tensor_at(&r.c, i, &t); i++) {
     if (!t.ids) r.w[i] = t.cols ? ref_fill((size_t)t.rows * t.cols, 1.5f / sqrtf((float)t.cols), 0) : ref_fill(t.rows, 0.5f, 1);
+    if (t.scheme) draft_encode(&r, i, &t);
+  }
   draft_write(&r, r.dir);
   return r;
 }
 static inline random_draft draft_build(const mm_model *m) { return draft_build_as(draft_dims(m)); }
 
 static inline void draft_free(random_draft *r) {
-  for (size_t i = 0; i < sizeof r->w / sizeof *r->w; i++) free(r->w[i]);
+  for (size_t i = 0; i < sizeof r->w / sizeof *r->w; i++) free(r->w[i]), free(r->code[i]), free(r->scale[i]);
   unlink(mm_path_of(r->dir, MM_DFLASH_FILE).text);
   rmdir(r->dir);
 }
@@ -115,6 +152,30 @@ static inline void draft_product(double *y, const double *x, const float *w, siz
     y[i] = 0;
     for (size_t j = 0; j < k; j++) y[i] += (double)w[i * k + j] * x[j];
   }
+}
+
+/* x[k] in groups of 128 rounded to the nearest E4M3 numbers, of two the even one, times amax / 448. */
+static inline void draft_round(double *x, size_t k) {
+  for (size_t from = 0; from < k; from += 128) {
+    const size_t to = from + 128 < k ? from + 128 : k;
+    double most = 1e-10;
+    for (size_t j = from; j < to; j++) most = fmax(most, fabs(x[j]));
+    const double scale = (double)((float)most / 448);
+    for (size_t j = from; j < to; j++) {
+      int exponent;
+      (void)frexp(x[j] / scale, &exponent);
+      const double step = ldexp(1, (exponent > -5 ? exponent : -5) - 4);
+      x[j] = nearbyint(x[j] / scale / step) * step * scale;
+    }
+  }
+}
+
+/* The product of a draft's own matrix. */
+static inline void draft_linear(const random_draft *r, double *y, const double *x, const float *w, size_t n, size_t k) {
+  double rounded[256];
+  memcpy(rounded, x, k * sizeof *x);
+  if (r->rounds) draft_round(rounded, k);
+  draft_product(y, rounded, w, n, k);
 }
 
 static inline void draft_norm(double *y, const double *x, const float *w, size_t n, double eps) {
@@ -139,7 +200,7 @@ static inline void draft_expect(const random_draft *r, const ref_model *m, const
                                 double *logits) {
   const mm_dflash_config *c = &r->c;
   const size_t H = c->hidden, d = c->head_dim, q = c->heads * d, kv = c->kv_heads * d, I = c->intermediate, rows = 1 + each;
-  double x[8][64], n[64], y[64], t[128], act[80], sum[8][64], one[8][160];
+  double x[8][64], n[64], y[64], t[128], act[80], sum[8][128], one[8][256];
   double *key = calloc((pos + rows) * kv, sizeof *key), *value = calloc((pos + rows) * kv, sizeof *value);
   for (size_t i = 0; i < rows; i++)
     for (size_t j = 0; j < H; j++) x[i][j] = (double)m->embed[(i ? c->mask_id : (uint32_t)id) * H + j];
@@ -147,15 +208,15 @@ static inline void draft_expect(const random_draft *r, const ref_model *m, const
     float *const *w = &r->w[3 + 8 * l]; /* input norm, post norm, qkv, o, q norm, k norm, gate and up, down */
     for (uint32_t p = 0; p < pos; p++) {
       for (size_t j = 0; j < c->taps * H; j++) t[j] = (double)tap[p * c->taps * H + j];
-      draft_product(y, t, r->w[0], H, c->taps * H);
+      draft_linear(r, y, t, r->w[0], H, c->taps * H);
       draft_norm(n, y, r->w[1], H, c->norm_eps);
-      draft_product(&key[p * kv], n, w[2] + q * H, kv, H);
-      draft_product(&value[p * kv], n, w[2] + (q + kv) * H, kv, H);
+      draft_linear(r, &key[p * kv], n, w[2] + q * H, kv, H);
+      draft_linear(r, &value[p * kv], n, w[2] + (q + kv) * H, kv, H);
       draft_heads(&key[p * kv], c->kv_heads, c->head_dim, w[5], p, c);
     }
     for (uint32_t i = 0; i < rows; i++) {
       draft_norm(n, x[i], w[0], H, c->norm_eps);
-      draft_product(one[i], n, w[2], q + 2 * kv, H);
+      draft_linear(r, one[i], n, w[2], q + 2 * kv, H);
       draft_heads(one[i], c->heads, c->head_dim, w[4], pos + i, c);
       draft_heads(one[i] + q, c->kv_heads, c->head_dim, w[5], pos + i, c);
       memcpy(&key[(pos + i) * kv], one[i] + q, kv * sizeof *key);
@@ -177,12 +238,12 @@ static inline void draft_expect(const random_draft *r, const ref_model *m, const
         for (size_t j = 0; j < d; j++) o[j] /= all;
       }
     for (uint32_t i = 0; i < rows; i++) {
-      draft_product(y, sum[i], w[3], H, q);
+      draft_linear(r, y, sum[i], w[3], H, q);
       for (size_t j = 0; j < H; j++) x[i][j] += y[j];
       draft_norm(n, x[i], w[1], H, c->norm_eps);
-      draft_product(act, n, w[6], 2 * I, H);
+      draft_linear(r, act, n, w[6], 2 * I, H);
       for (size_t j = 0; j < I; j++) act[j] = act[j] / (1 + exp(-act[j])) * act[I + j];
-      draft_product(y, act, w[7], H, I);
+      draft_linear(r, y, act, w[7], H, I);
       for (size_t j = 0; j < H; j++) x[i][j] += y[j];
     }
   }
@@ -207,7 +268,7 @@ static inline void eagle_taps(const random_draft *r, const float *tap, double *g
   for (size_t i = 0; i < taps * H; i++) t[i] = (double)tap[i];
   for (size_t i = 0; r->c.tap_norms && i < taps; i++)
     draft_norm(t + i * H, t + i * H, draft_weight(r, i ? "fc_norm.1.weight" : "fc_norm.0.weight"), H, r->c.norm_eps);
-  draft_product(g, t, draft_weight(r, "fc.weight"), H, taps * H);
+  draft_linear(r, g, t, draft_weight(r, "fc.weight"), H, taps * H);
   free(t);
 }
 
@@ -218,12 +279,12 @@ static inline void eagle_slot(const random_draft *r, const float *embed, uint32_
   const mm_dflash_config *c = &r->c;
   const size_t H = c->hidden, d = c->head_dim, q = c->heads * d, kv = c->kv_heads * d, I = c->intermediate;
   const float *const qkv = draft_weight(r, "layers.0.self_attn.qkv_proj.weight");
-  double x[128], u[64], t[64], all[160], o[64] = {0}, act[80];
+  double x[128], u[64], t[64], all[256], o[128] = {0}, act[80];
   for (size_t j = 0; j < H; j++) t[j] = (double)embed[(size_t)id * H + j];
   draft_norm(x, t, draft_weight(r, "layers.0.input_layernorm.weight"), H, c->norm_eps);
   draft_norm(u, g, draft_weight(r, "hidden_norm.weight"), H, c->norm_eps);
   memcpy(x + H, u, H * sizeof *u);
-  draft_product(all, x, qkv, q + 2 * kv, 2 * H);
+  draft_linear(r, all, x, qkv, q + 2 * kv, 2 * H);
   for (size_t h = 0; h < c->heads + c->kv_heads; h++)
     for (size_t j = 0; j < d / 2; j++) {
       double *const at = all + h * d;
@@ -245,12 +306,12 @@ static inline void eagle_slot(const random_draft *r, const float *embed, uint32_
     }
     for (size_t j = 0; j < d; j++) o[h * d + j] /= sum;
   }
-  draft_product(t, o, draft_weight(r, "layers.0.self_attn.o_proj.weight"), H, q);
+  draft_linear(r, t, o, draft_weight(r, "layers.0.self_attn.o_proj.weight"), H, q);
   for (size_t j = 0; j < H; j++) g[j] = (c->norm_before_residual ? u[j] : g[j]) + t[j];
   draft_norm(u, g, draft_weight(r, "layers.0.post_attention_layernorm.weight"), H, c->norm_eps);
-  draft_product(act, u, draft_weight(r, "layers.0.mlp.gate_up_proj.weight"), 2 * I, H);
+  draft_linear(r, act, u, draft_weight(r, "layers.0.mlp.gate_up_proj.weight"), 2 * I, H);
   for (size_t j = 0; j < I; j++) act[j] = act[j] / (1 + exp(-act[j])) * act[I + j];
-  draft_product(t, act, draft_weight(r, "layers.0.mlp.down_proj.weight"), H, I);
+  draft_linear(r, t, act, draft_weight(r, "layers.0.mlp.down_proj.weight"), H, I);
   for (size_t j = 0; j < H; j++) g[j] += t[j];
   draft_norm(output, g, draft_weight(r, "norm.weight"), H, c->norm_eps);
   if (c->norm_output) memcpy(g, output, H * sizeof *g);
