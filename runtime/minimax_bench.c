@@ -54,7 +54,8 @@ static bool measure_drafted(mm_bench *b, uint32_t sequences, double plain_s, mm_
     b->each = *each;
     if (!mm_bench_drafts(b, sequences, step_s, err)) return false;
     mm_bench_result r = mm_bench_result_of(b, sequences * *each);
-    r.seconds = step_s[0], r.reached = b->reached;
+    r.seconds = step_s[0], r.reached = b->reached, r.draft_quant = b->draft_quant ? b->draft_quant->name : "bf16";
+    r.bytes = mm_bench_draft_bytes(b), r.floor_s = r.bytes / b->copy_rate;
     if (b->rank == 0) mm_bench_print_drafts(&r, step_s[1], plain_s, b->kind == MM_DRAFT_EAGLE3, b->json);
   }
   b->each = 1;
@@ -68,6 +69,8 @@ static bool measure_drafts(mm_bench *b, mm_err *err) {
   mm_dflash_config config;
   mm_dflash draft = {0};
   bool ok = mm_bench_draft(&b->model, c->shrink ? c->shrink : 1, b->kind, &config, err);
+  config.quant = b->draft_quant;
+  ok = ok && mm_dflash_fits_quant(&config, "", MM_USAGE, err);
   for (int i = 0; ok && i < 8 && c->batch[i]; i++)
     ok = mm_bench_fill(b, c->batch[i], err) && mm_bench_decode(b, NULL, c->batch[i], &plain_s[i], err);
   ok = ok && mm_dflash_random(&draft, &config, err);
@@ -198,6 +201,7 @@ static bool bench_all(void *args, mm_err *err) {
                   .index_split = (uint32_t)a->index_split,
                   .act_quant = strcmp(a->act_quant, "on") == 0,
                   .kind = strcmp(a->draft, "eagle3") == 0 ? MM_DRAFT_EAGLE3 : MM_DRAFT_DFLASH,
+                  .draft_quant = mm_dflash_scheme(a->draft_quant),
                   .copy_rate = copy_rate,
                   .json = a->json};
     if (!run_ranks(&b, err)) return false;
@@ -224,6 +228,7 @@ static const mm_bench_args usual = {.kv = "auto",
                                     .index = "auto",
                                     .act_quant = "on",
                                     .draft = "dflash",
+                                    .draft_quant = "none",
                                     .steps = 64,
                                     .tp = 1,
                                     .ep = 1,
@@ -270,6 +275,7 @@ int main(int argc, char **argv) {
                 .hi = 1 << 20),
       MM_OPTION(U64, "steps", &a.steps, "N", "decode steps that count (64)", .lo = 5, .hi = 100000),
       MM_OPTION(STR, "draft", &a.draft, "KIND", "of draft for drafts (dflash)", .choices = "dflash|eagle3"),
+      MM_OPTION(STR, "draft-quant", &a.draft_quant, "SCHEME", "of its matrices (none: BF16)", .choices = "none|" MM_DFLASH_QUANTS),
       MM_OPTION(STR, "device", &a.device, "NAME", "where to compute (cuda)", .choices = "cpu|cuda"),
       MM_OPTION_THREADS(&a.threads),
       MM_OPTION(U64, "shrink", &a.shrink, "N", "divide widths and experts of the shapes, to try this on a small machine (1)", .lo = 1,

@@ -8,7 +8,7 @@
 #include "runtime/bench/bench_result.h"
 
 typedef struct mm_bench_args {
-  const char *subject, *model, *quant, *experts, *head, *vocab, *kv, *index, *act_quant, *device, *draft;
+  const char *subject, *model, *quant, *experts, *head, *vocab, *kv, *index, *act_quant, *device, *draft, *draft_quant;
   uint64_t layers, batch, context, tokens, steps; /* 0: the subject's own */
   uint64_t verify;                                /* 0: no verify rows */
   uint64_t dense;                                 /* UINT64_MAX: the subject's own */

@@ -133,12 +133,14 @@ void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plai
     open_object(r);
     printf(",\"batch\":%u,\"context\":%u,\"kv_fp8\":%s,\"rows\":%u,\"seconds\":%.9g", sequences, r->c->context,
            r->kv_fp8 ? "true" : "false", r->each, r->seconds);
+    printf(",\"draft_quant\":\"%s\",\"draft_bytes\":%.0f,\"draft_floor_s\":%.9g", r->draft_quant, r->bytes, r->floor_s);
     printf(",\"draft_s\":%.9g,\"plain_s\":%.9g,\"experts_a_layer\":%.3f,\"drafted\":[", draft_s, plain_s, r->reached);
   } else {
     open_line(r);
-    printf(" x %u %s/%s/%s, drafts B=%u x %u rows context %u%s: %.1f us, the draft %.1f of them; plain %.1f us; %.1f experts a layer",
-           r->layers, r->c->quant, r->c->experts, r->c->head, sequences, r->each, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6,
-           draft_s * 1e6, plain_s * 1e6, r->reached);
+    printf(" x %u %s/%s/%s, drafts in %s B=%u x %u rows context %u%s: %.1f us", r->layers, r->c->quant, r->c->experts, r->c->head,
+           r->draft_quant, sequences, r->each, r->c->context, r->kv_fp8 ? " fp8" : "", r->seconds * 1e6);
+    printf(", the draft %.1f of them, floor %.1f; plain %.1f us; %.1f experts a layer", draft_s * 1e6, r->floor_s * 1e6, plain_s * 1e6,
+           r->reached);
   }
   for (int i = 0; i < LENGTHS; i++) {
     const double tokens = expected_tokens(lengths[chain][i], blocks[chain], r->each), rate = tokens * sequences / r->seconds,

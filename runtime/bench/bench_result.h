@@ -29,15 +29,16 @@ typedef struct mm_bench_result {
   uint32_t each;          /* rows of a decode step for each sequence: of batch / each */
   uint32_t ranks, ep;     /* a GPU each; bytes and floor are those of one. Experts are whole on ep groups of them */
   bool kv_fp8, index_fp8;
-  double copy_rate;      /* bytes read plus written a second */
-  double seconds, bytes; /* bytes 0: not known */
-  double floor_s;        /* the least that the step could take */
-  double reached;        /* experts of a layer that the step chose, on average */
-  uint32_t attn_tp;      /* ranks that attention is cut for */
-  double wire;           /* bytes of rows that a rank sends in a step; 0: not known */
-  double gather[3];      /* of them those that groups of attention gather, and what they would be as codes of FP8 and NVFP4 */
-  double rate[3];        /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
-  uint32_t index_split;  /* 0: none */
+  double copy_rate;        /* bytes read plus written a second */
+  double seconds, bytes;   /* bytes 0: not known */
+  double floor_s;          /* the least that the step could take */
+  double reached;          /* experts of a layer that the step chose, on average */
+  uint32_t attn_tp;        /* ranks that attention is cut for */
+  double wire;             /* bytes of rows that a rank sends in a step; 0: not known */
+  double gather[3];        /* of them those that groups of attention gather, and what they would be as codes of FP8 and NVFP4 */
+  double rate[3];          /* of a prefill: operations a second that its floor assumes, of FP8 and BF16 products and of attention */
+  uint32_t index_split;    /* 0: none */
+  const char *draft_quant; /* of drafts: the scheme of the draft's matrices */
 } mm_bench_result;
 
 /* Sorts x[n], n > 0. */
@@ -46,7 +47,8 @@ void mm_bench_print_copy(double bytes_per_s, bool json);
 void mm_bench_print_op(const mm_bench_result *r, const char *op, bool json);
 void mm_bench_print_decode(const mm_bench_result *r, bool json);
 void mm_bench_print_prefill(const mm_bench_result *r, bool json);
-/* A step that a draft proposes for: r->seconds of it and of the draft's passes, of r->batch rows; plain_s: of single tokens of as many
+/* A step that a draft proposes for: r->seconds of it and of the draft's passes, of r->batch rows; r->bytes and r->floor_s of the passes
+ * alone; plain_s: of single tokens of as many
  * sequences. chain: the draft is EAGLE-3's. */
 void mm_bench_print_drafts(const mm_bench_result *r, double draft_s, double plain_s, bool chain, bool json);
 /* part_s: selection, attention over chosen blocks, attention over all; ops: of the last two. */

@@ -19,7 +19,8 @@ typedef struct mm_bench {
   uint32_t steps;
   bool kv_fp8, index_fp8, act_quant;
   uint32_t index_split;
-  mm_draft_kind kind; /* of the draft */
+  mm_draft_kind kind;           /* of the draft */
+  const mm_scheme *draft_quant; /* of its matrices; NULL: BF16 */
   mm_model model;
   mm_rank_weights weights;
   mm_limits limits; /* of a group, but max_tokens */
@@ -111,6 +112,8 @@ double mm_bench_index_bytes(const mm_bench *b, uint32_t layer, uint32_t rows, do
 void mm_bench_wire_bytes(const mm_bench *b, uint32_t rows, double *wire, double gather[3]);
 /* Bytes that a decode step must move: weights once, those of experts that were reached, states in and out, caches. */
 double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context);
+/* Bytes of weights that the draft's pass reads, or the passes of its chain for b->each rows: layers and head. */
+double mm_bench_draft_bytes(const mm_bench *b);
 /* Seconds of a prefill of so many tokens from an empty cache: of each part the longer of its bytes and its operations. */
 double mm_bench_prefill_floor(const mm_bench *b, double tokens);
 

@@ -57,6 +57,17 @@ double mm_bench_decode_bytes(const mm_bench *b, uint32_t rows, double context) {
   return sum;
 }
 
+double mm_bench_draft_bytes(const mm_bench *b) {
+  const mm_dflash *d = b->draft;
+  const bool chain = b->kind == MM_DRAFT_EAGLE3;
+  double sum = mm_bench_bytes(chain ? &d->head : &b->weights.head);
+  for (uint32_t l = 0; l < d->c.layers; l++) {
+    const mm_packed *const each[] = {&d->layer[l].qkv, &d->layer[l].out, &d->layer[l].up, &d->layer[l].down};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) sum += mm_bench_bytes(each[i]);
+  }
+  return chain ? (b->each - 1) * sum : sum;
+}
+
 static double product_rate(const mm_packed *w) { return w->scheme->code == MM_CODE_E4M3 ? MM_BENCH_FP8_RATE : MM_BENCH_BF16_RATE; }
 static double product_s(const mm_packed *w, double tokens) { return w->scheme ? 2 * tokens * mm_bench_parameters(w) / product_rate(w) : 0; }
 

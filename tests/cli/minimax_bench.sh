@@ -24,6 +24,7 @@ refused 2 E_USAGE prefill --ep 2
 refused 2 E_USAGE prefill --tp 4 --ep 3
 refused 2 E_USAGE drafts --device cpu --shrink 32 --layers 1
 refused 2 E_USAGE drafts --device cpu --model m3
+refused 2 E_USAGE drafts --device cpu --draft-quant nvfp4
 refused 2 E_USAGE choices --tp 2 --ep 4
 grep -qx 'minimax-bench: error: E_USAGE: found --ep 4, expected a divisor of --tp 2.*' "$TMPDIR/err"
 # The table of kernels needs no GPU. runtime/cuda/README.md has M2's as it is printed.
@@ -70,6 +71,14 @@ for r in rows:
         assert 1 < d["tokens_a_step"] <= min(d["length"], r["rows"]) + 1e-3, d
 assert [d["tokens_a_step"] for d in rows[0]["drafted"]] == [3.9, 2.6], rows[0]
 assert [round(d["tokens_a_step"], 2) for d in rows[2]["drafted"]] == [1.78, 1.62], rows[2]
+assert all(r["draft_quant"] == "bf16" and r["draft_bytes"] == 5 * 172032 * 2 + 196608 for r in rows), rows
+'
+# Its matrices in E4M3: as many codes, a scale for 128 x 128 of them, and the rank's half of the head.
+"$bench" drafts --draft-quant block_fp8 --device cpu --tp 2 --shrink 32 --layers 2 --vocab 2048 --batch 2 --verify 8 --context 40 --steps 5 --threads 1 --json | python3 -c '
+import json, sys
+rows = [json.loads(line) for line in sys.stdin][1:]
+assert [(r["rows"], r["draft_quant"], r["draft_bytes"]) for r in rows] == [(8, "block_fp8", 5 * (172032 + 56) + 196608)], rows
+assert rows[0]["draft_floor_s"] > 0, rows
 '
 "$bench" drafts --draft eagle3 --device cpu --tp 2 --shrink 32 --layers 2 --vocab 2048 --batch 2 --context 40 --steps 5 --threads 1 --json | python3 -c '
 import json, sys

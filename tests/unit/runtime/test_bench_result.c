@@ -9,7 +9,7 @@
 #include "tests/unit/unit.h"
 
 static const mm_bench_case c = {"layers", "m2", 8, 2048, "block_fp8", "w4a16", "nvfp4", {4, 16}, 1024, 8192, 0, 0, 0};
-static mm_bench_result r = {&c, 8, 16, 1, 1, 1, true, false, 3e12, 2.5e-4, 6e8, 2e-4, 101.5, 1, 0, {0}, {1.5e15, 7.5e14, 6.5e14}, 0};
+static mm_bench_result r = {&c, 8, 16, 1, 1, 1, true, false, 3e12, 2.5e-4, 6e8, 2e-4, 101.5, 1, 0, {0}, {1.5e15, 7.5e14, 6.5e14}, 0, NULL};
 static const double difference[3] = {1e-3, 2e-3, 2.5e-3};
 
 static void print(int which, bool json) {
