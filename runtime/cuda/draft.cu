@@ -204,7 +204,8 @@ static void attend(mm_backend *b, uint32_t layer, mm_act o, mm_act qkv, const fl
                                    b->draft.cells[layer],
                                    b->draft.work,
                                    chain,
-                                   pass};
+                                   pass,
+                                   c.head_dim == MM_CU_GROUP ? b->inputs.codes_too(rows_of(o), b->step.rows, o.width) : mm_cu_codes{}};
   mm_cu_note(b, mm_cu_attend_block(block, rows, b->stream), "attention of the draft");
 }
 

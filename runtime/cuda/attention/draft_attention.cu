@@ -8,13 +8,15 @@
  * alike. A chain's row takes the place of a block of one row, whose other rows come from the passes before; the first block of each kv head
  * keeps the row's key and value for the passes behind it, which is what no block of this launch reads.
  *
- * The warps' sums are added in their order. Several parts write their sums to work, and the last part to arrive joins them in their order;
- * the number of parts depends on the shapes and the device alone. */
+ * The warps' sums are added in their order. Several parts write their sums to work, and the last part to arrive joins them: it finds the
+ * factors of all parts at once, then adds eight columns a thread, eight parts at a time. The number of parts depends on the shapes and the
+ * device alone. Of heads of 128 columns, each a group, codes can come along. */
 #include <algorithm>
 
 #include "runtime/cuda/attention/draft_attention.h"
 #include "runtime/cuda/core/device.cuh"
 #include "runtime/cuda/core/launch.h"
+#include "runtime/cuda/core/row.cuh"
 
 namespace {
 
@@ -189,17 +191,70 @@ __device__ void join_warps(running_sums<D> &sum, float (&o)[kQueries][D], float 
   __syncthreads();
 }
 
+/* Eight columns of a query of the block, from c on: they belong to one row, as the 16 lanes of a group of codes do. */
 template <int D>
-__device__ __forceinline__ bf16 *output_of(const mm_cu_draft_block &a, uint32_t first_row, uint32_t kv_head, uint32_t query) {
-  const uint32_t group = a.heads / a.kv_heads, row = query / group;
-  return row < a.rows ? a.o + ((size_t)(first_row + row) * a.heads + kv_head * group + query % group) * D : nullptr;
+__device__ __forceinline__ void finish_query(const block_keys<D> &keys, uint32_t query, uint32_t c, const float (&v)[8]) {
+  const mm_cu_draft_block &a = keys.a;
+  const uint32_t group = a.heads / a.kv_heads, row = query / group, column = (keys.kv_head * group + query % group) * D + c;
+  if (row >= a.rows) return;
+  finish8(a.o, (size_t)(keys.first_row + row) * a.heads * D + column, keys.first_row + row, column, v, a.codes);
+}
+
+/* The sums of all parts as the queries' results. factor[query][part], mass[query]: room for what each part counts. */
+template <int D>
+__device__ void join_parts(const part_sum<D> *parts, const block_keys<D> &keys, uint32_t query, float (&factor)[kQueries][kMostParts],
+                           float (&mass)[kQueries]) {
+  constexpr uint32_t kLanes = kThreads / kQueries, kOwn = kMostParts / kLanes, kAtOnce = 8;
+  const uint32_t lane = threadIdx.x % kLanes, own = threadIdx.x / kLanes, count = gridDim.z;
+  float top[kOwn], most = -INFINITY, all = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kOwn; i++) {
+    const uint32_t p = i * kLanes + lane;
+    top[i] = p < count ? __ldcg(&parts[p].top[own]) : -INFINITY;
+    most = fmaxf(most, top[i]);
+  }
+#pragma unroll
+  for (uint32_t m = 1; m < kLanes; m *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, m));
+#pragma unroll
+  for (uint32_t i = 0; i < kOwn; i++) {
+    const uint32_t p = i * kLanes + lane;
+    const float f = top[i] == -INFINITY ? 0.0f : exp2f(top[i] - most);
+    factor[own][p] = f;
+    if (p < count) all += f * __ldcg(&parts[p].mass[own]);
+  }
+#pragma unroll
+  for (uint32_t m = 1; m < kLanes; m *= 2) all += __shfl_xor_sync(0xffffffffu, all, m);
+  if (lane == 0) mass[own] = all;
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kQueries * D / 8; i += kThreads) {
+    const uint32_t q = i / (D / 8), c = i % (D / 8) * 8;
+    float v[8] = {};
+    for (uint32_t from = 0; from < count; from += kAtOnce) {
+      float4 x[kAtOnce][2];
+#pragma unroll
+      for (uint32_t n = 0; n < kAtOnce; n++) {
+        const float4 *const at = reinterpret_cast<const float4 *>(&parts[min(from + n, count - 1)].o[q][c]);
+        x[n][0] = __ldcg(at), x[n][1] = __ldcg(at + 1);
+      }
+#pragma unroll
+      for (uint32_t n = 0; n < kAtOnce; n++) {
+        const float f = from + n < count ? factor[q][from + n] : 0.0f;
+        v[0] += f * x[n][0].x, v[1] += f * x[n][0].y, v[2] += f * x[n][0].z, v[3] += f * x[n][0].w;
+        v[4] += f * x[n][1].x, v[5] += f * x[n][1].y, v[6] += f * x[n][1].z, v[7] += f * x[n][1].w;
+      }
+    }
+#pragma unroll
+    for (float &y : v) y /= mass[q];
+    finish_query<D>(keys, query + q, c, v);
+  }
 }
 
 template <int D>
 __global__ void __launch_bounds__(kThreads)
     draft_attend(const __grid_constant__ mm_cu_draft_block a, const __grid_constant__ mm_cu_rows r) {
   __shared__ __align__(16) bf16 value[kWarps][kKeys][D + 8];
-  __shared__ float o[kQueries][D], top[kWarps][kQueries], mass[kWarps][kQueries];
+  __shared__ __align__(16) float o[kQueries][D];
+  __shared__ float top[kWarps][kQueries], mass[kWarps][kQueries], factor[kQueries][kMostParts];
   const uint32_t group = a.heads / a.kv_heads, tiles = (a.rows * group + kQueries - 1) / kQueries, first_row = blockIdx.y * a.rows;
   const uint32_t kv_head = blockIdx.x / tiles, query = blockIdx.x % tiles * kQueries;
   const int32_t slot = r.slot[first_row];
@@ -215,27 +270,23 @@ __global__ void __launch_bounds__(kThreads)
   run_tiles<D>(sum, keys, query, group, value[threadIdx.x / 32]);
   join_warps<D>(sum, o, top, mass);
   if (gridDim.z == 1) {
-    for (uint32_t i = threadIdx.x; i < kQueries * D; i += kThreads)
-      if (bf16 *const to = output_of<D>(a, first_row, kv_head, query + i / D))
-        to[i % D] = __float2bfloat16_rn(o[i / D][i % D] / mass[0][i / D]);
+    for (uint32_t i = threadIdx.x; i < kQueries * D / 8; i += kThreads) {
+      const uint32_t q = i / (D / 8), c = i % (D / 8) * 8;
+      float v[8];
+#pragma unroll
+      for (uint32_t n = 0; n < 8; n++) v[n] = o[q][c + n] / mass[0][q];
+      finish_query<D>(keys, query + q, c, v);
+    }
     return;
   }
   const uint32_t place = blockIdx.y * gridDim.x + blockIdx.x;
   part_sum<D> *const parts = reinterpret_cast<part_sum<D> *>(static_cast<uint32_t *>(a.work) + kGroups) + (size_t)place * gridDim.z;
   part_sum<D> &mine = parts[blockIdx.z];
-  for (uint32_t i = threadIdx.x; i < kQueries * D; i += kThreads) mine.o[i / D][i % D] = o[i / D][i % D];
+  for (uint32_t i = threadIdx.x; i < kQueries * D / 4; i += kThreads)
+    reinterpret_cast<float4 *>(&mine.o[0][0])[i] = reinterpret_cast<const float4 *>(&o[0][0])[i];
   if (threadIdx.x < kQueries) mine.top[threadIdx.x] = top[0][threadIdx.x], mine.mass[threadIdx.x] = mass[0][threadIdx.x];
   if (!last_of(static_cast<uint32_t *>(a.work) + place, gridDim.z)) return;
-  for (uint32_t i = threadIdx.x; i < kQueries * D; i += kThreads) {
-    const uint32_t q = i / D;
-    float most = -INFINITY, all = 0, number = 0;
-    for (uint32_t p = 0; p < gridDim.z; p++) most = fmaxf(most, __ldcg(&parts[p].top[q]));
-    for (uint32_t p = 0; p < gridDim.z; p++) {
-      const float factor = exp2f(__ldcg(&parts[p].top[q]) - most);
-      all += factor * __ldcg(&parts[p].mass[q]), number += factor * __ldcg(&parts[p].o[q][i % D]);
-    }
-    if (bf16 *const to = output_of<D>(a, first_row, kv_head, query + q)) to[i % D] = __float2bfloat16_rn(number / all);
-  }
+  join_parts<D>(parts, keys, query, factor, mass[1]);
 }
 
 __global__ void __launch_bounds__(kThreads) concat_rows(bf16 *y, const __grid_constant__ mm_cu_columns x) {
@@ -281,6 +332,7 @@ size_t mm_cu_draft_work(void) { return kGroups * sizeof(uint32_t) + (size_t)most
 
 cudaError_t mm_cu_attend_block(const mm_cu_draft_block &a, const mm_cu_rows &r, cudaStream_t s) {
   if (a.chain ? a.rows != 1 || !a.causal || a.pass >= MM_CU_CHAIN : a.pass != 0) return cudaErrorInvalidValue;
+  if (a.codes.code && a.dim != MM_CU_GROUP) return cudaErrorInvalidValue; /* a head is a group */
   const uint32_t tiles = ceil_div(a.rows * (a.heads / a.kv_heads), kQueries), blocks = a.kv_heads * tiles * a.spans;
   const dim3 grid(a.kv_heads * tiles, a.spans, std::max(1u, std::min(kMostParts, most_blocks() / std::max(1u, blocks))));
   switch (a.dim) {

@@ -22,6 +22,7 @@ struct mm_cu_draft_block {
   void *work;           /* mm_cu_draft_work bytes, zero at first, as it is left */
   __nv_bfloat16 *chain; /* [slots, MM_CU_CHAIN, 2, kv_heads, d]; NULL: blocks */
   uint32_t pass;
+  mm_cu_codes codes; /* of o, too (mm_cu_combine), where d is 128; or {} */
 };
 size_t mm_cu_draft_work(void);
 /* r: of the step; pos of a span's first row, less `pass`, is the number of cells before its own rows. */
