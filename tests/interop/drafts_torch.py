@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Numbers of DFlash and EAGLE-3 drafts of the published shapes, against torch in f32. The weights are random. The target is a MiniMax-M2 of 62 narrow layers with
-the released hidden size and vocabulary, so that taps have their released numbers. minimax-convert --draft packs each draft; draft_logits runs it on the CPU.
+the released hidden size and vocabulary, so that taps have their released numbers. minimax-convert --draft packs each draft, two of them with --draft-quant block_fp8 too; draft_logits runs it on the CPU. torch has the numbers that codes of its own stand
+for.
 
 Tapped outputs and the logits of every proposal differ by at most LIMIT of the root mean square of the row, and the proposals are the same ids. The torch code
 below follows the published mathematics of the drafts and shares nothing with the runtime. With any one of the mistakes listed below planted in it, the logits
-differ by more. (engine_libraries.py has what this needs; it takes 10 GB of disk, 12 GB of memory and 7 minutes.)"""
+differ by more. (engine_libraries.py has what this needs; it takes 10 GB of disk, 12 GB of memory and 10 minutes.)"""
 import json
 import math
 import os
@@ -259,6 +260,18 @@ def draft_weights(s):
     return w
 
 
+QUANTISED = ("DFlash of M2.5, four windows", "EAGLE-3 of M2.5")
+BLOCK = 128
+
+
+def dequantised(w):
+    """A matrix as E4M3 codes under a scale for 128 x 128 numbers, amax / 448, and back."""
+    rows, cols = w.shape
+    x = w.float().view(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
+    scale = x.abs().amax((1, 3), keepdim=True) / 448
+    return ((x / scale).to(torch.float8_e4m3fn).float() * scale).view(rows, cols)
+
+
 def mistakes(s, w):
     """(what, settings, weights) of every mistake that is planted in the reference."""
     taps = s["taps"]
@@ -386,10 +399,15 @@ def main():
             continue
         weights = draft_weights(s)
         save(work + "/draft", s["config"], weights)
-        subprocess.run([BUILD + "/bin/minimax-convert", work + "/target", "-o", work + "/packed", "--draft", work + "/draft", "--quant", "none", "-q"], check=True)
+        for quant in ("none", "block_fp8") if name in QUANTISED else ("none",):
+            subprocess.run([BUILD + "/bin/minimax-convert", work + "/target", "-o", work + "/packed", "--draft", work + "/draft", "--draft-quant", quant, "--quant", "none", "-q"],
+                           check=True)
+            own = {k: v.float() if v.dtype == torch.bfloat16 and "embed" not in k else v for k, v in weights.items()}
+            if quant != "none":
+                own = {k: dequantised(v) if v.dim() == 2 and "embed" not in k and "lm_head" not in k else v for k, v in own.items()}
+            compare(name + (f" in {quant}" if quant != "none" else ""), s, own, work + "/packed", target)
+            shutil.rmtree(work + "/packed")
         shutil.rmtree(work + "/draft")
-        compare(name, s, {k: v.float() if v.dtype == torch.bfloat16 and "embed" not in k else v for k, v in weights.items()}, work + "/packed", target)
-        shutil.rmtree(work + "/packed")
         print(f"{name}: {time.monotonic() - start:.0f} s since the start", flush=True)
     shutil.rmtree(work)
 

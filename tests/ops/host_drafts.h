@@ -62,12 +62,16 @@ static mm_dflash_config chain_of(const mm_model *m) {
                             .tap_norms = true};
 }
 
-static mm_engine *open_drafting(const mm_shards *shards, const mm_dflash *draft, mm_rank_memory *need, mm_err *err) {
+/* rounds: inputs of the draft's and the model's matrices are. */
+static mm_engine *open_drafting(const mm_shards *shards, const mm_dflash *draft, bool rounds, mm_rank_memory *need, mm_err *err) {
   static const uint32_t device[] = {0, 1};
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
   drafting = *backend, drafting.open = open_rank, drafting.draft.begin = failing_pass, second = NULL;
-  const mm_engine_config c = {
-      .ops = &drafting, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .device = device, .draft = draft};
+  const mm_engine_config c = {.ops = &drafting,
+                              .limits = {ROWS, SLOTS, POSITIONS, 7},
+                              .options = {.threads = 1, .act_quant = rounds},
+                              .device = device,
+                              .draft = draft};
   *need = (mm_rank_memory){0};
   mm_engine_add_draft_memory(&c, need);
   mm_engine *e = mm_engine_open(shards, &c, err);
@@ -76,19 +80,20 @@ static mm_engine *open_drafting(const mm_shards *shards, const mm_dflash *draft,
   return NULL;
 }
 
-static void check_chain(const mm_shards *shards) {
+static void check_chain_in(const mm_shards *shards, const char *quant) {
   mm_err err = {0};
   mm_dflash draft;
   mm_rank_memory need, none;
-  const mm_dflash_config config = chain_of(&shards->pack.model);
+  mm_dflash_config config = chain_of(&shards->pack.model);
+  if (quant) config.quant = mm_dflash_scheme(quant);
   const uint32_t ranks = mm_pack_ranks(&shards->pack);
   char reason[300];
   if (!mm_dflash_fits(&config, "", &shards->pack.model, MM_USAGE, &err) || !mm_dflash_random(&draft, &config, &(mm_err){0})) return;
   err = (mm_err){0};
-  mm_engine *e = open_drafting(shards, NULL, &none, &err);
+  mm_engine *e = open_drafting(shards, NULL, quant, &none, &err);
   const uint64_t plain = fake_used();
   mm_engine_close(e);
-  bool ok = e && (e = open_drafting(shards, &draft, &need, &err));
+  bool ok = e && (e = open_drafting(shards, &draft, quant, &need, &err));
   const uint64_t counted = ranks * (need.weights + need.buffers + 7 * need.page), used = fake_used() - plain;
   snprintf(reason, sizeof reason, "%llu bytes, counted %llu: %.100s", (unsigned long long)used, (unsigned long long)counted, err.text);
   report("memory of a chain", ok && used <= counted && used > counted / 2, reason);
@@ -121,6 +126,11 @@ static void check_chain(const mm_shards *shards) {
   }
   if (e) close_engine(e, "its calls and its memory");
   mm_dflash_close(&draft);
+}
+
+static void check_chain(const mm_shards *shards) {
+  check_chain_in(shards, NULL);
+  check_chain_in(shards, "block_fp8");
 }
 
 #endif
