@@ -158,14 +158,14 @@ static void publish(mm_scheduler *s) {
   mm_scheduler_stats *own = &s->own;
   own->running = s->running;
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
-  own->pages_cached = 0, own->cache_bytes = 0;
+  own->pages_cached = 0;
   for (uint32_t g = 0; g < s->groups.count; g++) {
     s->groups.tokens[g] = mm_schedule_tokens(s, g);
-    if (s->groups.cache)
-      own->pages_cached += mm_prefix_cache_pages(s->groups.cache[g]), own->cache_bytes += mm_prefix_cache_state_bytes(s->groups.cache[g]);
+    own->pages_cached += s->cache ? mm_prefix_cache_pages(s->cache, g) : 0;
   }
-  if (s->offload.on && s->groups.cache) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache[0]);
+  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
+  if (s->offload.on && s->cache) {
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
     own->disk_failed = n.failed;
@@ -338,7 +338,7 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
   mm_send_stats(s, &out->transfer);
 }
 
-bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->groups.cache; }
+bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->cache; }
 
 uint32_t mm_scheduler_groups(const mm_scheduler *s) { return s->groups.count; }
 

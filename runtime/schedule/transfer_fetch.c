@@ -34,15 +34,15 @@ bool mm_fetch_probe(mm_receiver *r, mm_err *err) {
 /* ---- one prompt ---- */
 
 static bool read_page(mm_receiver *r, mm_fetch *f, mm_wire *w, const mm_wire_head *head, mm_err *err) {
-  const uint32_t ranks = mm_engine_ranks(r->s->engine);
+  const uint32_t parts = mm_engine_pool_parts(r->s->engine);
   const uint64_t next = f->request.from + f->got;
   uint64_t index = 0;
   if (next >= f->pages || head->bytes != sizeof index + mm_engine_page_bytes(r->s->engine)) return mm_wire_unexpected(w, head, err);
-  mm_wire_part *part = mm_calloc(ranks + (size_t)1, sizeof *part, err);
+  mm_wire_part *part = mm_calloc(parts + (size_t)1, sizeof *part, err);
   if (!part) return false;
   part[0] = (mm_wire_part){&index, sizeof index};
   mm_transfer_place(r->s, f->place[next], part + 1);
-  const bool ok = mm_wire_body_read(w, head, part, ranks + 1, err);
+  const bool ok = mm_wire_body_read(w, head, part, parts + 1, err);
   free(part);
   if (!ok || index != next) return ok ? mm_wire_unexpected(w, head, err) : false;
   f->got++;

@@ -9,7 +9,7 @@
 
 enum { MM_SEND_PLACES = 512, MM_SEND_THREADS = 16, MM_FETCH_THREADS = 8 };
 
-/* The parts that each rank has of a place, for a message: part[ranks]. */
+/* The parts of a place, for a message: part[mm_engine_pool_parts]. */
 void mm_transfer_place(const mm_scheduler *s, uint32_t place, mm_wire_part *part);
 void mm_transfer_profile(const mm_scheduler *s, mm_wire_profile *p);
 /* The scheduler's thread is to look at once. */

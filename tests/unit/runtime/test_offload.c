@@ -4,7 +4,7 @@
 #include "tests/unit/runtime/random_requests.h"
 
 /* A device whose moves are made when `moved` is called, some of them: by then pages that were given away too early hold something else. */
-enum { CALLS = 4096, RANKS = 2 };
+enum { CALLS = 4096, RANKS = 4 };
 static struct {
   struct late {
     uint64_t number;
@@ -50,7 +50,10 @@ static bool late_move(mm_backend *b, uint64_t number, const mm_page_move *move, 
   *c = (struct late){number, well ? count : late_below(rank, count), malloc(count * sizeof *move)};
   memcpy(c->move, move, count * sizeof *move);
   late.calls[rank]++;
-  /* Nobody reads a page before its copy has ended. */
+  /* Nobody reads a page before its copy has ended, nor, of another group, a place. */
+  const uint64_t place = mm_cpu_page_bytes(b);
+  for (uint32_t i = 0; serving_attn_tp && i < count; i++)
+    if (!move[i].in) memset(b->mapped.pool + move[i].place * place, 0xff, place);
   for (uint32_t i = 0; i < count; i++)
     for (uint32_t l = 0; move[i].in && l < b->c.model->layers; l++) {
       const size_t bytes = (size_t)b->kv_heads * MM_PAGE * b->d * b->kv_size;
@@ -93,8 +96,8 @@ static void run_random(uint32_t k, uint32_t tp, mm_limits l, uint32_t places, ui
   if (!(w.scheduler = mm_scheduler_open(w.engine, &c, &err))) fail_msg("%s", err.text);
   random_requests(&w, UINT32_MAX, 1);
   serving_settled(&w, &t);
-  print_message("%llu requests fetched %llu pages of %llu that left, %u of %u places used; %llu written, %llu read\n",
-                (unsigned long long)t.fetched, (unsigned long long)t.pages_in, (unsigned long long)t.pages_out, t.places_used, t.places,
+  print_message("%u groups: %llu requests fetched %llu pages of %llu that left, %u of %u places used; %llu written, %llu read\n",
+                mm_engine_groups(w.engine), (unsigned long long)t.fetched, (unsigned long long)t.pages_in, (unsigned long long)t.pages_out, t.places_used, t.places,
                 (unsigned long long)t.pages_written, (unsigned long long)t.pages_read);
   assert_int_equal(t.places, places);
   assert_true(t.places_used <= t.places && t.pages_in <= t.pages_out && t.blocks == blocks && !t.disk_failed);
@@ -119,6 +122,24 @@ TEST(test_random) {
     late.fail_fetches = false;
   }
   serving_index_fp8 = false;
+}
+
+/* The same with groups of attention: pages that left one come back to any. */
+TEST(test_groups) {
+  const mm_scheduler_config c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 17, .drafts = MM_DRAFTS};
+  for (uint32_t k = 0; k < 3; k++) {
+    late.fail_every = 0;
+    for (uint32_t tp = 2; tp <= RANKS; tp += 2) {
+      serving_attn_tp = tp / 2;
+      run_random(k, tp, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 18}, 40, 0, c, NULL);
+    }
+    serving_attn_tp = 1;
+    run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 5, .pages = 18}, 7, 40, c, NULL);
+    if (k == 1) run_random(k, RANKS, (mm_limits){.max_tokens = 64, .slots = 9, .pages = 36}, 60, 0, c, NULL);
+    late.fail_every = 12;
+    run_random(k, 2, (mm_limits){.max_tokens = 64, .slots = 6, .pages = 24}, 30, 9, c, NULL);
+  }
+  serving_attn_tp = 0, late.fail_every = 0;
 }
 
 /* The same with a learned draft, whose cells move with the pages. */
