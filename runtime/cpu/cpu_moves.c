@@ -38,6 +38,7 @@ char *mm_cpu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err) {
   uint64_t bytes;
   if (memory) return b->mapped.pool = memory;
   if (!mm_mul(places, mm_cpu_page_bytes(b), &bytes) || bytes > SIZE_MAX) return mm_fail_memory(err, UINT64_MAX), NULL;
+  bytes = mm_max(bytes, 1); /* a stage may have lightning layers alone */
   void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return mm_fail_memory(err, bytes), NULL;
   b->mapped.pool = p, b->mapped.pool_bytes = (size_t)bytes;

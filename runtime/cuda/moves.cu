@@ -79,7 +79,8 @@ char *mm_cu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err) {
   host_pool &h = b->pool;
   h.page_bytes = mm_cu_page_bytes(b);
   if (!memory) {
-    if (!mm_cu_check(cudaHostAlloc(&h.own, places * h.page_bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return nullptr;
+    const size_t bytes = std::max<size_t>(places * h.page_bytes, 1); /* a stage may have lightning layers alone */
+    if (!mm_cu_check(cudaHostAlloc(&h.own, bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return nullptr;
     memory = static_cast<char *>(h.own);
   }
   h.memory = memory;

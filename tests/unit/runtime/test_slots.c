@@ -164,7 +164,7 @@ static void across_groups(mm_model m, uint32_t stage) {
   uint32_t page[COUNT];
   mm_page_move move[COUNT];
   feed_ok(&w, 2, 0, 0, AT);
-  assert_true(mm_engine_save(e, 2, state, &err) && mm_engine_pool(e, 5, &err));
+  if (!mm_engine_save(e, 2, state, &err) || !mm_engine_pool(e, 5, &err)) fail_msg("%s", err.text);
   assert_int_equal(mm_engine_pool_parts(e), stage ? 4 : 2);
   for (uint32_t i = 0; i < mm_engine_pool_parts(e); i++) assert_non_null(mm_engine_pool_part(e, i, &bytes));
   for (uint32_t i = 0; i < COUNT; i++)
