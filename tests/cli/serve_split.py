@@ -154,11 +154,15 @@ long = os.environ.get("SOAK")
 m2, m1 = convert("tests/data/tiny-m2"), convert("tests/data/tiny-m1")
 equal(m2, "m2")
 equal(m1, "m1")
+groups = [convert("tests/data/tiny-m2", "--tp", "4", "--attn-tp", "2"), convert("tests/data/tiny-m1", "--tp", "2", "--attn-tp", "1", "--pp", "2")]
+if not gpus:
+    equal(groups[0], "m2 in groups")
+    equal(groups[1], "m1 in groups")
 if long or gpus:
     equal("tests/data/tiny-m3-random", "m3", "--load-format", "dummy", "--dummy-quant", "bf16")
 if gpus:
     sys.exit()
-fallbacks = sum(killed(p, int(long) if long else 1) for p in ((m2, m1) if long else (m2,)))
+fallbacks = sum(killed(p, int(long) if long else 1) for p in ((m2, m1, *groups) if long else (m2, groups[0])))
 assert fallbacks or not long
 with prefill(m2) as there:
     address = f"127.0.0.1:{there.kv_port}"
