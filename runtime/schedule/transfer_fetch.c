@@ -115,8 +115,7 @@ static void end_with(mm_receiver *r, mm_fetch *f, bool ok, const mm_err *err) {
     }
 }
 
-/* Of those that have not begun, the oldest of the highest priority. */
-static mm_fetch *next_fetch(const mm_receiver *r) {
+mm_fetch *mm_fetch_next(const mm_receiver *r) {
   mm_fetch *next = NULL;
   for (mm_fetch *f = r->first; f; f = f->next)
     if (!f->begun && (!next || f->request.priority > next->request.priority)) next = f;
@@ -127,7 +126,7 @@ static void *fetch_prompts(void *arg) {
   mm_receiver *r = arg;
   pthread_mutex_lock(&r->lock);
   while (!r->closing) {
-    mm_fetch *f = next_fetch(r);
+    mm_fetch *f = mm_fetch_next(r);
     if (!f) {
       pthread_cond_wait(&r->changed, &r->lock);
       continue;

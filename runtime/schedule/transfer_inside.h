@@ -98,6 +98,8 @@ struct mm_receiver {
   mm_transfer_stats stats; /* the scheduler's thread's */
 };
 
+/* Of the fetches that have not begun, the oldest of the highest priority; NULL: all have. Under the lock. */
+mm_fetch *mm_fetch_next(const mm_receiver *r);
 MM_MUST_USE bool mm_fetch_start(mm_receiver *r, mm_err *err);
 void mm_fetch_join(mm_receiver *r);
 /* Says hello to the other side. MM_USAGE E_PREFILL: it runs something else. */

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "runtime/schedule/transfer_wire.h"
+#include "runtime/schedule/transfer_inside.h"
 #include "tests/unit/runtime/random_requests.h"
 
 enum { CLIENTS = 24 };
@@ -168,7 +168,7 @@ static void open_sender(pair *p) {
 /* The engine that decodes has these ops. `from`: NULL, or another address than the proxy's. */
 static void pair_open(pair *p, uint32_t k, uint32_t tp, uint32_t places, uint32_t least, const mm_ops *ops) {
   mm_err err = {0};
-  const mm_limits l = {.max_tokens = 64, .slots = 6, .pages = places < 20 ? 10 : 30};
+  const mm_limits l = {.max_tokens = 64, .slots = 6, .pages = (places < 20 ? 10 : 30) * (serving_attn_tp ? tp / serving_attn_tp : 1)};
   *p = (pair){.c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 18, .report = count_report}};
   serving_open_ops(&p->w, k < 2 ? kind(k) : ref_dims(MM_FAMILY_M3, false), tp, ops, l, p->c);
   mm_limits other = l;
@@ -231,6 +231,28 @@ TEST(test_random) {
     pair_close(&p);
   }
   assert_true(atomic_load(&proxy.damaged) > 0 && atomic_load(&reported) > 0);
+}
+
+/* Both sides have two groups of attention: a page that one of them computed is sent, and becomes the other side's of any group. */
+TEST(test_groups) {
+  const mm_ops ops = poisoning();
+  pair p;
+  mm_scheduler_stats t;
+  serving_attn_tp = 1;
+  for (uint32_t k = 0; k < 3; k++) {
+    pair_open(&p, k, 2, 600, 1, &ops);
+    random_requests(&p.w, UINT32_MAX, 1);
+    serving_settled(&p.w, &t);
+    assert_true(t.transfer.fetched > 0 && t.transfer.pages_in >= t.transfer.fetched);
+    assert_int_equal(t.transfer.fallbacks, 0);
+    pair_close(&p);
+  }
+  pair_open(&p, 1, 2, 9, 60, &ops);
+  atomic_store(&proxy.faults, 2);
+  random_requests(&p.w, UINT32_MAX, 1);
+  atomic_store(&proxy.faults, 0);
+  pair_close(&p);
+  serving_attn_tp = 0;
 }
 
 /* ---- peers that do not keep to the protocol ---- */
@@ -498,6 +520,33 @@ TEST(test_places_in_order) {
   for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
   close_impostor(&a);
   pair_close(&p);
+}
+
+/* The queue of the connections: the highest priority first, and of equal ones the first that came, also when others come in between. */
+TEST(test_order_of_fetches) {
+  enum { FETCHES = 40 };
+  static const int64_t priority[] = {0, 2, INT32_MIN, 2, INT32_MAX, -1, 0};
+  static mm_fetch fetch[FETCHES];
+  mm_receiver r = {.held = 0};
+  uint32_t come = 0, taken = 0;
+  assert_null(mm_fetch_next(&r));
+  while (taken < FETCHES) {
+    if (come < FETCHES && (come == taken || below(3))) {
+      mm_fetch **at = &r.first;
+      while (*at) at = &(*at)->next;
+      fetch[come] = (mm_fetch){.request = {.priority = priority[come % 7]}};
+      *at = &fetch[come++];
+      continue;
+    }
+    uint32_t want = FETCHES; /* of a sort of all that wait, by priority and then by when they came */
+    for (uint32_t i = come; i-- > 0;)
+      if (!fetch[i].begun && (want == FETCHES || fetch[i].request.priority >= fetch[want].request.priority)) want = i;
+    mm_fetch *f = mm_fetch_next(&r);
+    assert_ptr_equal(f, &fetch[want]);
+    f->begun = true;
+    taken++;
+  }
+  assert_null(mm_fetch_next(&r));
 }
 
 /* The side that computes prompts hangs: prompts in the queue for it wait for one time limit, and not for one each eight of them. */
