@@ -149,9 +149,9 @@ MM_MUST_USE bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err
 MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
                                   mm_err *err);
 
-/* ---- pages in host memory: a pool of places. A page is one group's; a place has a part for each rank of a group, the same for every group:
- * the first rank of each group has the same layers and heads, so its part of a page has as many bytes in the same order, and so on. A page
- * that left one group's device may come back to another's. ---- */
+/* ---- pages in host memory: a pool of places. A page is one group's; a place has a part for each rank of a group, the same for every
+ * group: the first rank of each group has the same layers and heads, so its part of a page has as many bytes in the same order, and so on.
+ * A page that left one group's device may come back to another's. ---- */
 
 /* Bytes of a page, all layers and ranks of a group; 0 where the backend moves none. */
 uint64_t mm_engine_page_bytes(const mm_engine *e);

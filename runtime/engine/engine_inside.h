@@ -180,8 +180,8 @@ typedef struct engine_groups {
   mm_page_copy *copy; /* [slots] by group */
   mm_page_move *move; /* of the last call that moves pages, by group and with its own numbers of pages: */
   size_t move_cap;
-  uint32_t *moves;    /* [count + 1] where those of each begin */
-  char *bytes;        /* of arrays of these batches, and */
+  uint32_t *moves; /* [count + 1] where those of each begin */
+  char *bytes;     /* of arrays of these batches, and */
   size_t bytes_cap;
   uint32_t *place;       /* [out_count] which output of the caller's each one is */
   mm_sampling *sampling; /* [out_count] of mm_engine_sample, in the order of groups */
@@ -338,6 +338,9 @@ MM_MUST_USE bool mm_engine_fit(mm_engine *e, mm_err *err);
 MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
 /* Updates the slots after a batch: they hold all of it, or nothing if it failed. */
 void mm_engine_update_slots(mm_engine *e, const mm_batch *batch, bool done);
+/* POOL and MOVE, on a rank. */
+MM_MUST_USE bool mm_engine_rank_pool(rank *r, mm_err *err);
+MM_MUST_USE bool mm_engine_rank_move(rank *r, mm_err *err);
 /* Gives the batch its ids with every MM_ID_SAMPLED replaced, where the engine samples. */
 MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
 /* The ids of a batch that was done, none MM_ID_SAMPLED, are what its slots hold. */

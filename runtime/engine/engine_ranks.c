@@ -167,29 +167,6 @@ static bool sample_rank(rank *r, mm_err *err) {
   return e->config.ops->sampler.sample_deferred(r->forward.backend, sampling, count, err);
 }
 
-/* The first group's ranks have memory of their own, and those of the others the same. */
-static bool pool_rank(rank *r, mm_err *err) {
-  const mm_engine *e = r->engine;
-  const task *t = &e->task;
-  const bool shared = mm_engine_rank_group(e, r->index) > 0;
-  if (shared != t->pool.shared) return true;
-  char *const memory = shared ? e->rank[mm_engine_pool_rank(e, r->index)].pool : NULL;
-  return (r->pool = e->config.ops->cache.pool(r->forward.backend, t->pool.places, memory, err));
-}
-
-/* The moves of pages of the rank's group. */
-static bool move_rank(rank *r, mm_err *err) {
-  const mm_engine *e = r->engine;
-  const task *t = &e->task;
-  const mm_page_move *move = t->move.move;
-  uint32_t count = t->move.count;
-  if (e->groups.count > 1) {
-    const uint32_t *first = e->groups.moves + mm_engine_rank_group(e, r->index);
-    move = e->groups.move + first[0], count = first[1] - first[0];
-  }
-  return !count || e->config.ops->cache.move(r->forward.backend, t->move.number, move, count, err);
-}
-
 static bool run_task(rank *r, mm_err *err) {
   const mm_forward *f = &r->forward;
   const task *t = &r->engine->task;
@@ -211,8 +188,8 @@ static bool run_task(rank *r, mm_err *err) {
     case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
     case SAMPLE_DEFERRED: return sample_rank(r, err);
-    case POOL: return pool_rank(r, err);
-    case MOVE: return move_rank(r, err);
+    case POOL: return mm_engine_rank_pool(r, err);
+    case MOVE: return mm_engine_rank_move(r, err);
     case MOVED: return f->ops->cache.moved(f->backend, t->wait, &r->moving, err);
     case CLOSE: break;
   }
@@ -499,7 +476,7 @@ void mm_engine_close(mm_engine *e) {
   if (!mm_engine_all_back(e, MM_IGNORED)) return; /* a rank that is away uses all this still */
   uint64_t oldest;
   if (e->groups.count > 1 && e->moves) mm_either_way(mm_engine_moved(e, true, &oldest, MM_IGNORED)); /* ranks use others' memory */
-  if (e->processes.opened && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort(); /* it needs no memory */
+  if (e->processes.opened && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort();    /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   e->stop = true;
   pthread_cond_broadcast(&e->changed);

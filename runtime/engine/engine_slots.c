@@ -212,6 +212,29 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
          (e->groups.count == 1 || mm_engine_run_task(e, &(task){.kind = POOL, .pool = {places, true}}, err));
 }
 
+/* The first group's ranks have memory of their own, and those of the others the same. */
+bool mm_engine_rank_pool(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const task *t = &e->task;
+  const bool shared = mm_engine_rank_group(e, r->index) > 0;
+  if (shared != t->pool.shared) return true;
+  char *const memory = shared ? e->rank[mm_engine_pool_rank(e, r->index)].pool : NULL;
+  return (r->pool = e->config.ops->cache.pool(r->forward.backend, t->pool.places, memory, err));
+}
+
+/* The moves of pages of the rank's group. */
+bool mm_engine_rank_move(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const task *t = &e->task;
+  const mm_page_move *move = t->move.move;
+  uint32_t count = t->move.count;
+  if (e->groups.count > 1) {
+    const uint32_t *first = e->groups.moves + mm_engine_rank_group(e, r->index);
+    move = e->groups.move + first[0], count = first[1] - first[0];
+  }
+  return !count || e->config.ops->cache.move(r->forward.backend, t->move.number, move, count, err);
+}
+
 uint32_t mm_engine_pool_parts(const mm_engine *e) { return e->started / e->groups.count; }
 char *mm_engine_pool_part(const mm_engine *e, uint32_t i, uint64_t *bytes) {
   const uint32_t each = mm_pack_attn_tp(&e->shards->pack), r = i / each * e->shards->pack.tp + i % each;

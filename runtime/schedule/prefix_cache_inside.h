@@ -32,17 +32,17 @@ typedef struct resident {
 } resident;
 
 struct node {
-  node *parent, *child;   /* the first of them */
-  node *next, *previous;  /* among the parent's */
-  links links;            /* without a page: of all in the pool, or on disk */
+  node *parent, *child;  /* the first of them */
+  node *next, *previous; /* among the parent's */
+  links links;           /* without a page: of all in the pool, or on disk */
   snapshot *snapshot;
   uint64_t salt;
-  uint32_t pages;         /* groups that have a page of it */
-  uint32_t place;         /* of the host pool, where there is no page; else NONE */
-  uint32_t block;         /* of the disk, where there is neither, or while it is copied to the place or from there; else NONE */
-  uint32_t moves;         /* of it, not ended */
-  bool fetching;          /* it is about to be given a page */
-  bool copied, reading;   /* a copy between its place and block has not ended; it is one to the place */
+  uint32_t pages;       /* groups that have a page of it */
+  uint32_t place;       /* of the host pool, where there is no page; else NONE */
+  uint32_t block;       /* of the disk, where there is neither, or while it is copied to the place or from there; else NONE */
+  uint32_t moves;       /* of it, not ended */
+  bool fetching;        /* it is about to be given a page */
+  bool copied, reading; /* a copy between its place and block has not ended; it is one to the place */
   uint32_t count;
   int32_t token[MM_PAGE]; /* [count] */
   resident in[];          /* [groups] */

@@ -213,8 +213,8 @@ mm_prefix_cache_counts mm_prefix_cache_counted(const mm_prefix_cache *c) {
                                   .failed = d->failed};
 }
 
-/* The node that was not used for longest of those whose page in the group nobody else needs. Nodes that slots use are skipped and become the
- * newest: the next call does not visit them again. */
+/* The node that was not used for longest of those whose page in the group nobody else needs. Nodes that slots use are skipped and become
+ * the newest: the next call does not visit them again. */
 static node *oldest_idle(mm_prefix_cache *c, uint32_t group) {
   const node_list *l = &c->group[group].list;
   const node *stop = l->newest;

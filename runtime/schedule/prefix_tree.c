@@ -155,8 +155,8 @@ void mm_prefix_cache_close(mm_prefix_cache *c) {
   mm_prefix_cache_clear(c);
   mm_prefix_cache_issued(c, 0);
   mm_prefix_cache_moved(c, UINT64_MAX);
-  MM_FREE(c->root, c->group, c->snapshot, c->pool.free, c->pool.move, c->pool.list, (void *)c->pool.path, c->pool.page, c->disk.free, c->disk.copy,
-          c->disk.list, c);
+  MM_FREE(c->root, c->group, c->snapshot, c->pool.free, c->pool.move, c->pool.list, (void *)c->pool.path, c->pool.page, c->disk.free,
+          c->disk.copy, c->disk.list, c);
 }
 
 /* ---- finding ---- */

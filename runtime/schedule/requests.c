@@ -161,11 +161,11 @@ static void publish(mm_scheduler *s) {
   own->pages_cached = 0;
   for (uint32_t g = 0; g < s->groups.count; g++) {
     s->groups.tokens[g] = mm_schedule_tokens(s, g);
-    own->pages_cached += s->cache ? mm_prefix_cache_pages(s->cache, g) : 0;
+    own->pages_cached += s->groups.cache ? mm_prefix_cache_pages(s->groups.cache, g) : 0;
   }
-  own->cache_bytes = s->cache ? mm_prefix_cache_state_bytes(s->cache) : 0;
-  if (s->offload.on && s->cache) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->cache);
+  own->cache_bytes = s->groups.cache ? mm_prefix_cache_state_bytes(s->groups.cache) : 0;
+  if (s->offload.on && s->groups.cache) {
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
     own->disk_failed = n.failed;
@@ -338,7 +338,7 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out) {
   mm_send_stats(s, &out->transfer);
 }
 
-bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->cache; }
+bool mm_scheduler_has_cache(const mm_scheduler *s) { return s->groups.cache; }
 
 uint32_t mm_scheduler_groups(const mm_scheduler *s) { return s->groups.count; }
 

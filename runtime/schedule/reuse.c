@@ -16,28 +16,28 @@ bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
         "found %llu bytes for the prefix cache's lightning states, expected at least %llu, those of one request; or no such cache",
         (unsigned long long)s->c.cache_bytes, (unsigned long long)state_bytes);
   return (s->page = mm_calloc(mm_pages_per_slot(s->pages), sizeof *s->page, err)) &&
-         (s->cache = mm_prefix_cache_open(s->pages, state_bytes, s->c.cache_bytes, err)) && mm_offload_open(s, err);
+         (s->groups.cache = mm_prefix_cache_open(s->pages, state_bytes, s->c.cache_bytes, err)) && mm_offload_open(s, err);
 }
 
 void mm_reuse_close(mm_scheduler *s) {
   mm_offload_close(s);
-  mm_prefix_cache_close(s->cache);
+  mm_prefix_cache_close(s->groups.cache);
   free(s->page);
 }
 
 reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
   reuse hit = {0};
-  if (!s->cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
+  if (!s->groups.cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
   /* The last token is always computed: the next one is sampled from its logits. */
-  hit.tokens = mm_prefix_cache_find(s->cache, group, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
+  hit.tokens = mm_prefix_cache_find(s->groups.cache, group, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
   for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
   return hit;
 }
 
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j) {
   uint32_t most = 0;
-  for (uint32_t g = 0; s->cache && g < s->groups.count; g++)
-    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->cache, g, j->r.salt, j->token, j->count - 1));
+  for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++)
+    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, j->count - 1));
   return most;
 }
 
@@ -53,16 +53,16 @@ bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
 /* The states after the slot's last token, which is the job's token[fed - 1]. */
 static void keep_state(mm_scheduler *s, const job *j, const uint32_t *page) {
   mm_err err = {0};
-  void *state = mm_prefix_cache_put_state(s->cache, j->r.salt, j->token, j->fed, page);
+  void *state = mm_prefix_cache_put_state(s->groups.cache, j->r.salt, j->token, j->fed, page);
   if (state && !mm_engine_save(s->engine, (uint32_t)j->slot, state, &err)) mm_reuse_clear(s);
 }
 
 void mm_reuse_keep(mm_scheduler *s, const job *j) {
-  if (!s->cache || !j->fed || mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed)
+  if (!s->groups.cache || !j->fed || mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed)
     return; /* less: the engine has lost what slots held */
   const uint32_t *page = mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
   if (!s->lightning)
-    mm_prefix_cache_put(s->cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
+    mm_prefix_cache_put(s->groups.cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
   else if (j->fed <= j->count)
     keep_state(s, j, page);
 }
@@ -78,12 +78,12 @@ static uint32_t next_boundary(const job *j, uint32_t pos) {
 }
 
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
-  const uint32_t at = s->cache && s->lightning ? next_boundary(j, j->fed) : 0;
+  const uint32_t at = s->groups.cache && s->lightning ? next_boundary(j, j->fed) : 0;
   return at ? (uint32_t)mm_min(rows, at - j->fed) : rows;
 }
 
 void mm_reuse_boundaries(mm_scheduler *s) {
-  for (uint32_t i = 0; s->cache && i < s->slots; i++) {
+  for (uint32_t i = 0; s->groups.cache && i < s->slots; i++) {
     const job *j = s->slot[i];
     if (!j || !j->take || j->fed > j->r.prompt_count) continue;
     const bool whole = !s->lightning && j->fed == j->r.prompt_count;
@@ -110,7 +110,7 @@ static bool reads_on(const mm_scheduler *s, const job *j) {
 }
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
-  if (!s->cache || j->r.score) return false;
+  if (!s->groups.cache || j->r.score) return false;
   if (reads_on(s, j)) return true;
   uint32_t had = 0;
   bool looked_up = false;
@@ -134,16 +134,16 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
 
 uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group) {
   if (s->offload.on) return mm_offload_evict(s, group);
-  const uint32_t before = s->cache ? mm_pages_free_in(s->pages, group) : 0;
-  return s->cache && mm_prefix_cache_evict(s->cache, group) ? mm_pages_free_in(s->pages, group) - before : 0;
+  const uint32_t before = s->groups.cache ? mm_pages_free_in(s->pages, group) : 0;
+  return s->groups.cache && mm_prefix_cache_evict(s->groups.cache, group) ? mm_pages_free_in(s->pages, group) - before : 0;
 }
 
 bool mm_reuse_empty(mm_scheduler *s, uint32_t group) {
-  if (!s->cache || !mm_prefix_cache_pages(s->cache, group)) return false;
-  mm_prefix_cache_clear_group(s->cache, group);
+  if (!s->groups.cache || !mm_prefix_cache_pages(s->groups.cache, group)) return false;
+  mm_prefix_cache_clear_group(s->groups.cache, group);
   return true;
 }
 
 void mm_reuse_clear(mm_scheduler *s) {
-  if (s->cache) mm_prefix_cache_clear(s->cache);
+  if (s->groups.cache) mm_prefix_cache_clear(s->groups.cache);
 }

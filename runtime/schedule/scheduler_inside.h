@@ -123,8 +123,9 @@ typedef struct step_drafts {
 /* Groups of attention (mm_engine_groups): slot s belongs to group s mod count. */
 typedef struct scheduler_groups {
   uint32_t count;
-  uint64_t *tokens;        /* [count] of the requests that run in each */
-  uint64_t *shown;         /* [count] the same under the lock */
+  mm_prefix_cache *cache; /* of all groups' pages, or NULL */
+  uint64_t *tokens;       /* [count] of the requests that run in each */
+  uint64_t *shown;        /* [count] the same under the lock */
 } scheduler_groups;
 
 /* Rows of each expert of each layer. */
@@ -154,9 +155,8 @@ struct mm_scheduler {
   offload_state offload;
   mm_pages *pages; /* NULL: slots have pages of their own */
   scheduler_groups groups;
-  mm_prefix_cache *cache; /* or NULL */
-  uint32_t *page;         /* [pages of a slot] receives those of the cache */
-  uint8_t *mark;          /* [pages] bits, for schedule.c */
+  uint32_t *page; /* [pages of a slot] receives those of the cache */
+  uint8_t *mark;  /* [pages] bits, for schedule.c */
 
   pthread_t thread;
   pthread_mutex_t lock;

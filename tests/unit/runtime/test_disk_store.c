@@ -15,7 +15,8 @@ static mm_disk_store *open_store(mm_pool_part part[PARTS]) {
   const char *dir = getenv("TMPDIR");
   for (uint32_t i = 0; i < PARTS; i++) {
     part[i] = (mm_pool_part){calloc(PLACES, part_bytes[i] + 1), part_bytes[i]};
-    for (uint64_t k = 0; k < PLACES * part_bytes[i]; k++) part[i].memory[k] = (char)((k * k + 7 * k + i) * UINT64_C(0x9e3779b97f4a7c15) >> 56);
+    for (uint64_t k = 0; k < PLACES * part_bytes[i]; k++)
+      part[i].memory[k] = (char)((k * k + 7 * k + i) * UINT64_C(0x9e3779b97f4a7c15) >> 56);
   }
   mm_disk_store *d = mm_disk_store_open(dir ? dir : "/tmp", BLOCKS, part, PARTS, &err);
   if (!d) fail_msg("%s", err.text);

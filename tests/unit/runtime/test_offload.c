@@ -102,8 +102,8 @@ static void run_random(uint32_t k, uint32_t tp, mm_limits l, uint32_t places, ui
   random_requests(&w, UINT32_MAX, 1);
   serving_settled(&w, &t);
   print_message("%u groups: %llu requests fetched %llu pages of %llu that left, %u of %u places used; %llu written, %llu read\n",
-                mm_engine_groups(w.engine), (unsigned long long)t.fetched, (unsigned long long)t.pages_in, (unsigned long long)t.pages_out, t.places_used, t.places,
-                (unsigned long long)t.pages_written, (unsigned long long)t.pages_read);
+                mm_engine_groups(w.engine), (unsigned long long)t.fetched, (unsigned long long)t.pages_in, (unsigned long long)t.pages_out,
+                t.places_used, t.places, (unsigned long long)t.pages_written, (unsigned long long)t.pages_read);
   assert_int_equal(t.places, places);
   assert_true(t.places_used <= t.places && t.pages_in <= t.pages_out && t.blocks == blocks && !t.disk_failed);
   assert_true(t.fetched || late.fail_every || k == 0 || places < 20);

@@ -28,7 +28,7 @@ typedef struct fixture {
   mm_prefix_cache *cache;
   int32_t content[GROUPS * PAGES][MM_PAGE]; /* what was written to a page */
   uint32_t written[GROUPS * PAGES];         /* tokens of it */
-  text put[PUTS];                  /* the list */
+  text put[PUTS];                           /* the list */
   uint32_t puts;
 } fixture;
 
@@ -256,8 +256,8 @@ static bool fetch(fixture *w, const text *t, uint32_t most, bool now, uint32_t f
   return true;
 }
 
-/* What was put in any group is found in any, for ever where the pool, or the disk behind it, has room for all of it, though the devices have
- * few pages. */
+/* What was put in any group is found in any, for ever where the pool, or the disk behind it, has room for all of it, though the devices
+ * have few pages. */
 static void random_pool(uint32_t groups, bool state, uint32_t places, uint32_t blocks, uint32_t fail) {
   fixture *w = open_groups(groups, FEW, state ? sizeof(uint64_t) : 0, 1 << 20);
   mm_err err = {0};
@@ -285,9 +285,10 @@ static void random_pool(uint32_t groups, bool state, uint32_t places, uint32_t b
     check_held(w);
   }
   const mm_prefix_cache_counts n = mm_prefix_cache_counted(w->cache);
-  print_message("%u groups: %u found; %llu pages out, %llu in, %u of %u places used; %llu written, %llu read, %llu failed, %u of %u blocks used\n",
-                groups, found, (unsigned long long)n.out, (unsigned long long)n.in, n.offloaded, n.places, (unsigned long long)n.written,
-                (unsigned long long)n.read, (unsigned long long)n.failed, n.on_disk, n.blocks);
+  print_message(
+      "%u groups: %u found; %llu pages out, %llu in, %u of %u places used; %llu written, %llu read, %llu failed, %u of %u blocks used\n",
+      groups, found, (unsigned long long)n.out, (unsigned long long)n.in, n.offloaded, n.places, (unsigned long long)n.written,
+      (unsigned long long)n.read, (unsigned long long)n.failed, n.on_disk, n.blocks);
   assert_true(found > 20 && n.in > (lasts ? 50 : 0) && (!blocks || n.read > (lasts ? 50 : 0)));
   move_pages(w, true, 0);
   mm_prefix_cache_clear(w->cache);

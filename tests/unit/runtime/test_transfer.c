@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "runtime/schedule/transfer_inside.h"
+#include "runtime/schedule/transfer_wire.h"
 #include "tests/unit/runtime/random_requests.h"
 
 enum { CLIENTS = 24 };
@@ -520,33 +520,6 @@ TEST(test_places_in_order) {
   for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
   close_impostor(&a);
   pair_close(&p);
-}
-
-/* The queue of the connections: the highest priority first, and of equal ones the first that came, also when others come in between. */
-TEST(test_order_of_fetches) {
-  enum { FETCHES = 40 };
-  static const int64_t priority[] = {0, 2, INT32_MIN, 2, INT32_MAX, -1, 0};
-  static mm_fetch fetch[FETCHES];
-  mm_receiver r = {.held = 0};
-  uint32_t come = 0, taken = 0;
-  assert_null(mm_fetch_next(&r));
-  while (taken < FETCHES) {
-    if (come < FETCHES && (come == taken || below(3))) {
-      mm_fetch **at = &r.first;
-      while (*at) at = &(*at)->next;
-      fetch[come] = (mm_fetch){.request = {.priority = priority[come % 7]}};
-      *at = &fetch[come++];
-      continue;
-    }
-    uint32_t want = FETCHES; /* of a sort of all that wait, by priority and then by when they came */
-    for (uint32_t i = come; i-- > 0;)
-      if (!fetch[i].begun && (want == FETCHES || fetch[i].request.priority >= fetch[want].request.priority)) want = i;
-    mm_fetch *f = mm_fetch_next(&r);
-    assert_ptr_equal(f, &fetch[want]);
-    f->begun = true;
-    taken++;
-  }
-  assert_null(mm_fetch_next(&r));
 }
 
 /* The side that computes prompts hangs: prompts in the queue for it wait for one time limit, and not for one each eight of them. */
