@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
 where the file was damaged or cut; with groups of attention also in another group than the one that it left; the metrics count pages and bytes, of
-an idle server too; tenants do not share it; starts that cannot are refused."""
+an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
 import concurrent.futures
 import glob
 import json
@@ -14,7 +14,15 @@ sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
 
 PACKED = {m: convert(f"tests/data/{m}", *extra) for m, extra in (("tiny-m1", []), ("tiny-m2", ["--tp", "2"]))}
-GROUPS = {m: convert(f"tests/data/{m}", "--tp", str(tp), "--attn-tp", str(tp // 2)) for m, tp in (("tiny-m1", 2), ("tiny-m2", 4))}
+DEVICE = ["--device", os.environ["DEVICE"], "--batch-invariant"] if "DEVICE" in os.environ else []
+RANKS = {"tiny-m1": 2, "tiny-m2": 2 if DEVICE else 4}
+GROUPS = {m: convert(f"tests/data/{m}", "--tp", str(tp), "--attn-tp", str(tp // 2)) for m, tp in RANKS.items()}
+
+
+def devices(model):
+    """Options for the ranks, which take turns on the GPUs of $DEVICES."""
+    given = os.environ.get("DEVICES", "0").split(",")
+    return [*DEVICE, "--devices", ",".join(given[r % len(given)] for r in range(RANKS[model]))] if DEVICE else []
 
 
 def metrics(s):
@@ -47,7 +55,7 @@ def evicted(model):
 
 def across(model):
     """While a reply runs in the group that a prompt was computed in, the other has the prompt's pages: from that group's device, then from host memory."""
-    with Server(GROUPS[model], "--kv-cache-tokens", "1536", "--max-model-len", "700", "--max-num-seqs", "2", "-t", "1", "--kv-offload", "64M", "--act-quant", "off") as s:
+    with Server(GROUPS[model], "--kv-cache-tokens", "1536", "--max-model-len", "700", "--max-num-seqs", "2", "-t", "1", "--kv-offload", "64M", "--act-quant", "off", *devices(model)) as s:
         first = complete(s, text(5, 100))
         assert first[0] == 0
         for gone in False, True:
@@ -129,8 +137,12 @@ def flip(f, size):
 
 
 for name in PACKED:
-    evicted(name)
     across(name)
+    if not DEVICE:
+        evicted(name)
+if DEVICE:
+    print("pages of groups of attention: from the other group's device, and from host memory")
+    sys.exit()
 on_disk(PACKED["tiny-m2"], 192)
 on_disk(GROUPS["tiny-m2"], 384)
 idle()

@@ -3,7 +3,7 @@
 logprobs too, for choices, schemas, seeds and prompts that either has in its cache; the server that decodes computes no prompt of them; a server of
 prompts that is killed costs no reply, and a server of replies that is killed leaves the other as it was; what does not fit is refused;
 a server of prompts without descriptors waits for some. SOAK=N: N rounds of
-kills, and M3. GPUS=0,1: on these GPUs, the replies alone."""
+kills, and M3. GPUS=0,1: on these GPUs, the replies alone; with groups of attention each server on both."""
 import concurrent.futures
 import json
 import os
@@ -154,10 +154,12 @@ long = os.environ.get("SOAK")
 m2, m1 = convert("tests/data/tiny-m2"), convert("tests/data/tiny-m1")
 equal(m2, "m2")
 equal(m1, "m1")
-groups = [convert("tests/data/tiny-m2", "--tp", "4", "--attn-tp", "2"), convert("tests/data/tiny-m1", "--tp", "2", "--attn-tp", "1", "--pp", "2")]
-if not gpus:
-    equal(groups[0], "m2 in groups")
-    equal(groups[1], "m1 in groups")
+groups = [convert("tests/data/tiny-m2", *(("--tp", "2", "--attn-tp", "1") if gpus else ("--tp", "4", "--attn-tp", "2"))),
+          convert("tests/data/tiny-m1", "--tp", "2", "--attn-tp", "1", *([] if gpus else ["--pp", "2"]))]
+one_each, DEVICES = DEVICES, [["--devices", gpus]] * 2 if gpus else DEVICES
+equal(groups[0], "m2 in groups")
+equal(groups[1], "m1 in groups")
+DEVICES = one_each
 if long or gpus:
     equal("tests/data/tiny-m3-random", "m3", "--load-format", "dummy", "--dummy-quant", "bf16")
 if gpus:

@@ -386,7 +386,8 @@ def model(source, chat, options, count):
     if "dummy" in options:
         common += [*options, "--index-cache-dtype", rng.choice(["auto", "fp8"])]
     if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
-        common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:int(options[options.index("--tp") + 1]) if "--tp" in options else 1])]
+        given, ranks = os.environ["DEVICES"].split(","), int(options[options.index("--tp") + 1]) if "--tp" in options else 1
+        common += ["--devices", ",".join(given[r % len(given)] for r in range(ranks))]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", drafts, *offload, *common]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
@@ -437,7 +438,8 @@ def models():
     """(source, format, options of the conversion, or of a server with random weights); a draft comes last."""
     m2, m1, flash = ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1"), ["--draft", "tests/data/tiny-m2-dflash"]
     if not RANKS:
-        return [(*m2, ["--tp", "2"]), (*m1, []), (*m2, ["--tp", "4", "--attn-tp", "2"]), (*m1, ["--tp", "2", "--attn-tp", "1"]), (*m2, flash), ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
+        groups = ["--tp", "2", "--attn-tp", "1"] if "DEVICE" in os.environ else ["--tp", "4", "--attn-tp", "2"]
+        return [(*m2, ["--tp", "2"]), (*m1, []), (*m2, groups), (*m1, ["--tp", "2", "--attn-tp", "1"]), (*m2, flash), ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
     chain = os.path.join(os.environ["TMPDIR"], "eagle")
     if not os.path.exists(chain):
         save(chain, EAGLE, eagle_weights([i // 2 for i in range(DRAFT_VOCAB)]))
