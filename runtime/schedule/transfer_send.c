@@ -18,7 +18,7 @@ void mm_transfer_profile(const mm_scheduler *s, mm_wire_profile *p) {
   const mm_transfer_config *c = &s->c.transfer;
   *p = (mm_wire_profile){{MM_WIRE_VERSION, mm_wire_word(MM_VERSION), mm_wire_word(c->device), mm_wire_word(c->cache),
                           mm_wire_word(c->index), mm_wire_word(c->inputs), c->act_quant, s->c.batch_invariant, mm_engine_ranks(s->engine),
-                          MM_PAGE, mm_engine_page_bytes(s->engine), mm_engine_state_bytes(s->engine)},
+                          MM_PAGE, mm_engine_page_bytes(s->engine), mm_engine_state_bytes(s->engine), mm_engine_groups(s->engine)},
                          c->checkpoint};
 }
 

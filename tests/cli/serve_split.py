@@ -173,6 +173,8 @@ with prefill(m2) as there:
     two = TMP + "/two"
     subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", two, "--quant", "none", "-q", "--tp", "2"], check=True)
     refused(two, 2, "ranks: found 1 there, expected 2 as here", "--prefill-from", address)
+    with prefill(two) as whole:  # pages of as many bytes, which lie otherwise
+        refused(two, 2, "groups of attention (--attn-tp, --dp): found 1 there, expected 2 as here", "--prefill-from", f"127.0.0.1:{whole.kv_port}", "--dp", "2")
     refused(m2, 5, "E_IO", "--kv-listen", address)
     no_descriptors(there)
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-listen", "127.0.0.1:0")

@@ -305,7 +305,7 @@ TEST(test_bad_requests) {
   pair p;
   pair_open(&p, 1, 1, 100, 1, &ops);
   mm_wire w = greet(&p, &other); /* of a peer with another version, whose profile becomes the sender's */
-  refused(&w, "version of the protocol: found 0 there, expected 1");
+  refused(&w, "version of the protocol: found 0 there, expected 2");
   const char *const odd = "does not belong there";
   send_request(&p, (mm_wire_request){.count = 10}, id, 9 * sizeof *id, odd);
   send_request(&p, (mm_wire_request){.count = 0}, id, 4, odd);
