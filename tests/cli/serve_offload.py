@@ -71,7 +71,7 @@ def across(model):
             busy = [after[f'group_tokens{{group="{g}"}}'] > 200 for g in range(2)]
             found = {k: after[k] - before[k] for k in ("offload_hits_total", "offload_in_bytes_total", "offload_out_bytes_total")}
             assert again == (99, first[1]), (model, gone, first, again)
-            assert found["offload_hits_total"] == 1 and after["requests_running"] == 1 and sum(busy) == 1, (found, busy)
+            assert found["offload_hits_total"] == 1 and sum(busy) == 1, (found, busy)
             assert gone or found["offload_out_bytes_total"] == found["offload_in_bytes_total"] > 0, found
             c.close()
             while s.metrics()["requests_running"]:

@@ -171,10 +171,10 @@ with prefill(m2) as there:
     refused(m1, 2, "E_PREFILL", "--prefill-from", address)
     refused(m2, 2, "--kv-cache-dtype: found auto there, expected bf16 as here", "--prefill-from", address, "--kv-cache-dtype", "bf16")
     two = TMP + "/two"
-    subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", two, "--quant", "none", "-q", "--tp", "2"], check=True)
+    subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", two, "--quant", "none", "-q", "--tp", "2", "--attn-tp", "1"], check=True)
     refused(two, 2, "ranks: found 1 there, expected 2 as here", "--prefill-from", address)
-    with prefill(two) as whole:  # pages of as many bytes, which lie otherwise
-        refused(two, 2, "groups of attention (--attn-tp, --dp): found 1 there, expected 2 as here", "--prefill-from", f"127.0.0.1:{whole.kv_port}", "--dp", "2")
+    with prefill(two) as other:  # pages of as many bytes, which lie otherwise
+        refused(two, 2, "groups of attention (--attn-tp, --dp): found 2 there, expected 1 as here", "--prefill-from", f"127.0.0.1:{other.kv_port}", "--dp", "1")
     refused(m2, 5, "E_IO", "--kv-listen", address)
     no_descriptors(there)
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-listen", "127.0.0.1:0")
