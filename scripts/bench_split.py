@@ -5,11 +5,13 @@ bench_split.py SERVER DIR [OPTION ...]
 SERVER: the program; DIR and the options are given to it. STREAMS (4) replies run all the time, SECONDS (8) idle and as long while prompts of PROMPT
 (2048) tokens arrive, AT_A_TIME (1), each new to every cache. CPUS "0,1": the server that decodes, or the single one, has the first CPU and the one
 of prompts the second; DEVICES "0,1": the same of GPUs; PREFILL_OPTIONS: more options of the one of prompts. SHAPES "single split": what is measured, in turns, ROUNDS (1) times.
-Prints milliseconds between two pieces of a reply, their ratio to idle, and what the prompts took; --json FILE has all."""
+Prints milliseconds between two pieces of a reply, their ratio to idle, and what the prompts took; --json FILE has all. SIGINT and SIGTERM end the
+servers and then the script, with one line and status 130 or 143."""
 import http.client
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +28,32 @@ count, pins, devices = int(number["PROMPT"]), os.environ.get("CPUS"), os.environ
 prompts = 0
 
 
+class Interrupted(BaseException):
+    """A signal came."""
+
+
+class Signals:
+    """SIGINT and SIGTERM raise Interrupted, but for the time in which a server starts: it would be lost. Later ones are ignored."""
+
+    number, held = 0, False
+
+    @classmethod
+    def come(cls, number, _frame):
+        if not cls.number:
+            cls.number = number
+            cls.check()
+
+    @classmethod
+    def check(cls):
+        if cls.number and not cls.held:
+            raise Interrupted
+
+    @classmethod
+    def hold(cls, held):
+        cls.held = held
+        cls.check()
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -33,14 +61,21 @@ def free_port():
 
 
 class Server:
-    """role 0 decodes, 1 computes prompts."""
+    """role 0 decodes, 1 computes prompts. running: all that have not ended."""
+
+    running = []
 
     def __init__(self, role, *more):
         pin = ["taskset", "-c", pins.split(",")[role]] if pins else []
         place = ["--devices", devices.split(",")[role]] if devices else []
         self.port, self.log = free_port(), tempfile.NamedTemporaryFile("w+", suffix=".log")
-        self.process = subprocess.Popen(
-            [*pin, server, folder, "--port", str(self.port), "--max-model-len", str(count + 4096), *place, *options, *more], stderr=self.log, stdout=self.log)
+        command = [*pin, server, folder, "--port", str(self.port), "--max-model-len", str(count + 4096), *place, *options, *more]
+        Signals.hold(True)
+        try:
+            self.process = subprocess.Popen(command, stderr=self.log, stdout=self.log, start_new_session=True)
+            Server.running.append(self)
+        finally:
+            Signals.hold(False)
 
     def wait(self):
         end = time.monotonic() + 300
@@ -62,11 +97,26 @@ class Server:
         return {k: float(v) for k, v in re.findall(r"^minimax_(\w+)\{[^},]*\} (\S+)$", c.getresponse().read().decode(), re.M)}
 
     def end(self):
-        self.process.terminate()
+        """At once where a signal came: a second SIGTERM tells a server not to wait for its requests."""
         try:
+            for _ in range(2 if Signals.number else 1):
+                self.process.terminate()
+                time.sleep(0.1)
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        if self in Server.running:
+            Server.running.remove(self)
+
+
+def quiet(run, stop, *more):
+    """A thread's work; once all is to end nobody wants to know that its server has gone."""
+    try:
+        run(*more)
+    except (OSError, http.client.HTTPException, AssertionError):
+        if not stop.is_set():
+            raise
 
 
 def stream(s, i, stop, seen):
@@ -110,14 +160,14 @@ def measure(shape):
         began = time.monotonic()
         ready = [s.wait() for s in both]
         started = time.monotonic() - began
-        threads = [threading.Thread(target=stream, args=(both[0], i, stop, seen)) for i in range(int(number["STREAMS"]))]
+        threads = [threading.Thread(target=quiet, args=(stream, stop, both[0], i, stop, seen)) for i in range(int(number["STREAMS"]))]
         for t in threads:
             t.start()
         time.sleep(2)
         begin = time.monotonic()
         time.sleep(number["SECONDS"])
         middle = time.monotonic()
-        senders = [threading.Thread(target=send_prompts, args=(both[0], stop, taken)) for _ in range(int(number["AT_A_TIME"]))]
+        senders = [threading.Thread(target=quiet, args=(send_prompts, stop, both[0], stop, taken)) for _ in range(int(number["AT_A_TIME"]))]
         for t in senders:
             t.start()
         time.sleep(number["SECONDS"])
@@ -136,17 +186,36 @@ def measure(shape):
         return found
     finally:
         stop.set()
-        for s in both:
+        for s in list(Server.running):
             s.end()
 
 
-results = []
-for _ in range(int(number["ROUNDS"])):
-    for shape in os.environ.get("SHAPES", "single split").split():
-        results.append(r := measure(shape))
-        print(f"{shape:6}  idle p50 {r['idle']['p50']:.2f} p99 {r['idle']['p99']:.2f} ms; with prompts p50 {r['loaded']['p50']:.2f} p99 {r['loaded']['p99']:.2f} "
-              f"max {r['loaded']['max']:.2f} ms; p99 {r['p99_ratio']:.2f} x idle; {r['prompts']} prompts of {count} in {r['prompt_seconds']:.3f} s each"
-              + f"; started in {r['start_seconds']:.1f} s" + (f"; {r['bytes_in_total'] / 1e6:.1f} MB received" if shape == "split" else ""), flush=True)
+def all_rounds():
+    results = []
+    for _ in range(int(number["ROUNDS"])):
+        for shape in os.environ.get("SHAPES", "single split").split():
+            results.append(r := measure(shape))
+            Signals.check()
+            show(shape, r)
+    return results
+
+
+def show(shape, r):
+    print(f"{shape:6}  idle p50 {r['idle']['p50']:.2f} p99 {r['idle']['p99']:.2f} ms; with prompts p50 {r['loaded']['p50']:.2f} p99 {r['loaded']['p99']:.2f} "
+          f"max {r['loaded']['max']:.2f} ms; p99 {r['p99_ratio']:.2f} x idle; {r['prompts']} prompts of {count} in {r['prompt_seconds']:.3f} s each"
+          + f"; started in {r['start_seconds']:.1f} s" + (f"; {r['bytes_in_total'] / 1e6:.1f} MB received" if shape == "split" else ""), flush=True)
+
+
+for one in signal.SIGINT, signal.SIGTERM:
+    signal.signal(one, Signals.come)
+try:
+    results = all_rounds()
+except Interrupted:
+    for one in list(Server.running):
+        one.end()
+    print(f"bench_split.py: {signal.Signals(Signals.number).name}: the servers have been ended; nothing more is measured", file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(128 + Signals.number)  # threads may wait for a server that does not answer any more
 if json_to:
     with open(json_to, "w", encoding="utf-8") as f:
         json.dump({"options": options, **number, "results": results}, f, indent=1)

@@ -557,6 +557,8 @@ ranks_part() {
   fi
   DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/serve_groups.py >"$work/groups.txt" 2>&1 && status=ok || status=FAIL
   row $status "ranks: servers of groups of attention: $(tail -n 1 "$work/groups.txt")"
+  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/serve_offload.py >"$work/offload.txt" 2>&1 && status=ok || status=FAIL
+  row $status "ranks: pages of groups of attention in host memory: $(tail -n 1 "$work/offload.txt")"
   CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks
 }
 

@@ -76,11 +76,11 @@ run() {
     mpi) sh tests/fault/shares.sh && sh tests/fault/processes.sh ;;
     speed) python3 scripts/bench_convert.py "$BUILD/bin" --gb "${GB:-9}" ;;
     memory) python3 scripts/bench_memory.py "$convert" --gb "${GB:-4}" ;;
-    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && SOAK=$(((19 + scale) / 20)) python3 tests/cli/serve_split.py && hostile $((100 * scale)) ;;
+    serve) fault serve_load.py "${SERVE_SECONDS:-600}" && fault serve_sequences.py $((50 * scale)) "$(random)" && SOAK=$(((19 + scale) / 20)) python3 tests/cli/serve_split.py && fault serve_split_faults.py $((2 * scale)) "$(random)" && hostile $((100 * scale)) ;;
     layer) sh scripts/real_layer.sh "${LAYER:-both}" ;;
     schedules) echo "$ STEPS=$((100 * scale)) test_schedules" && STEPS=$((100 * scale)) "$BUILD/tests/unit/runtime/test_schedules" ;;
     scheduler)
-      for t in scheduler ahead drafts transfer; do
+      for t in scheduler ahead drafts transfer offload; do
         echo "$ ROUNDS=$scale test_$t"
         ROUNDS=$scale "$BUILD/tests/unit/runtime/test_$t" || return 1
       done ;;

@@ -45,7 +45,7 @@ typedef struct mm_cpu_mapped {
   size_t kv_bytes, index_bytes; /* of each k and v, and of each index */
   size_t index_key;             /* bytes of one index key */
   char *pool;                   /* [places, page_bytes] pages in host memory (cpu_moves.c), or NULL */
-  size_t pool_bytes;
+  size_t pool_bytes;            /* 0: another rank has mapped it */
 } mm_cpu_mapped;
 
 /* Cells of a draft, for every page. */
@@ -297,7 +297,7 @@ uint32_t mm_cpu_packed_floats(const mm_backend *b);
 
 /* ---- cpu_moves.c: mm_ops.cache's of the same names ---- */
 uint64_t mm_cpu_page_bytes(mm_backend *b);
-char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err);
+char *mm_cpu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err);
 void mm_cpu_pool_close(mm_backend *b);
 bool mm_cpu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
 bool mm_cpu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);

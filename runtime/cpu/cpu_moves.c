@@ -34,9 +34,11 @@ static uint64_t copy_page(mm_backend *b, uint32_t page, char *place, bool in) {
 
 uint64_t mm_cpu_page_bytes(mm_backend *b) { return copy_page(b, 0, NULL, false); }
 
-char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err) {
+char *mm_cpu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err) {
   uint64_t bytes;
+  if (memory) return b->mapped.pool = memory;
   if (!mm_mul(places, mm_cpu_page_bytes(b), &bytes) || bytes > SIZE_MAX) return mm_fail_memory(err, UINT64_MAX), NULL;
+  bytes = mm_max(bytes, 1); /* a stage may have lightning layers alone */
   void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return mm_fail_memory(err, bytes), NULL;
   b->mapped.pool = p, b->mapped.pool_bytes = (size_t)bytes;
@@ -44,7 +46,7 @@ char *mm_cpu_pool(mm_backend *b, uint32_t places, mm_err *err) {
 }
 
 void mm_cpu_pool_close(mm_backend *b) {
-  if (b->mapped.pool) munmap(b->mapped.pool, b->mapped.pool_bytes);
+  if (b->mapped.pool_bytes) munmap(b->mapped.pool, b->mapped.pool_bytes);
 }
 
 bool mm_cpu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err) {

@@ -147,7 +147,8 @@ struct page_tables {
 
 /* Pages in host memory (moves.cu). */
 struct host_pool {
-  char *memory = nullptr; /* pinned: [places, page_bytes] */
+  char *memory = nullptr; /* pinned: [places, page_bytes], */
+  void *own = nullptr;    /* where this rank has allocated it */
   size_t page_bytes = 0;
   cudaStream_t stream = nullptr;
   cudaEvent_t before = nullptr;                           /* the steps so far */
@@ -551,7 +552,7 @@ bool mm_cu_expert_load(mm_backend *b, uint64_t *load, mm_err *err);
 /* ---- mm_ops' of pages in host memory (moves.cu) ---- */
 
 uint64_t mm_cu_page_bytes(mm_backend *b);
-char *mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err);
+char *mm_cu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err);
 void mm_cu_pool_close(mm_backend *b);
 bool mm_cu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);
 bool mm_cu_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err);

@@ -75,12 +75,15 @@ uint64_t mm_cu_page_bytes(mm_backend *b) {
   return bytes;
 }
 
-char *mm_cu_pool(mm_backend *b, uint32_t places, mm_err *err) {
+char *mm_cu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err) {
   host_pool &h = b->pool;
-  void *memory = nullptr;
   h.page_bytes = mm_cu_page_bytes(b);
-  if (!mm_cu_check(cudaHostAlloc(&memory, places * h.page_bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return nullptr;
-  h.memory = static_cast<char *>(memory);
+  if (!memory) {
+    const size_t bytes = std::max<size_t>(places * h.page_bytes, 1); /* a stage may have lightning layers alone */
+    if (!mm_cu_check(cudaHostAlloc(&h.own, bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return nullptr;
+    memory = static_cast<char *>(h.own);
+  }
+  h.memory = memory;
   const bool ok = mm_cu_check(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
                   mm_cu_check(cudaEventCreateWithFlags(&h.before, cudaEventDisableTiming), "cudaEventCreate", err);
   return ok ? h.memory : nullptr;
@@ -93,7 +96,7 @@ void mm_cu_pool_close(mm_backend *b) {
   for (cudaEvent_t e : h.idle) cudaEventDestroy(e);
   if (h.before) cudaEventDestroy(h.before);
   if (h.stream) cudaStreamDestroy(h.stream);
-  cudaFreeHost(h.memory);
+  cudaFreeHost(h.own);
 }
 
 bool mm_cu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err) {

@@ -149,19 +149,23 @@ MM_MUST_USE bool mm_engine_save(mm_engine *e, uint32_t slot, void *state, mm_err
 MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const int32_t *id, uint32_t tokens, const void *state,
                                   mm_err *err);
 
-/* ---- pages in host memory: a pool of places, of which each rank has its part ---- */
+/* ---- pages in host memory: a pool of places. A page is one group's; a place has a part for each rank of a group, the same for every
+ * group: the first rank of each group has the same layers and heads, so its part of a page has as many bytes in the same order, and so on.
+ * A page that left one group's device may come back to another's. ---- */
 
-/* Bytes of a page, all layers and ranks; 0 where the backend moves none. */
+/* Bytes of a page, all layers and ranks of a group; 0 where the backend moves none. */
 uint64_t mm_engine_page_bytes(const mm_engine *e);
 /* Makes a pool of `places` in host memory, once. MM_UNSUPPORTED E_DEVICE for a backend that moves no pages, E_PARALLEL for several
  * processes; MM_LIMIT E_MEMORY where it is more than this machine's memory. */
 MM_MUST_USE bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err);
-/* The pool's part of rank r, below `ranks` of the checkpoint, and how many bytes of it a place has. Until close. */
-char *mm_engine_pool_part(const mm_engine *e, uint32_t r, uint64_t *bytes);
+/* The pool's part i, below mm_engine_pool_parts, and how many bytes of it a place has. Until close. */
+char *mm_engine_pool_part(const mm_engine *e, uint32_t i, uint64_t *bytes);
+uint32_t mm_engine_pool_parts(const mm_engine *e); /* ranks of a group, of all stages */
 uint32_t mm_engine_ranks(const mm_engine *e);
-/* Every rank copies its parts of move[count], in this order, after the steps and moves so far; it does not wait. The caller has a reference
- * to each page until the copies have ended, and gives it to no step before. *number names the call, failed or not; after a failure
- * places and pages of it hold nothing good. */
+/* Every rank copies its parts of those of move[count] whose pages are its group's, in this order, after the steps and moves so far; it does
+ * not wait. Ranks of different groups do not wait for one another: a place that one group's are to read has been written before, by moves
+ * that have ended. The caller has a reference to each page until the copies have ended, and gives it to no step before. *number names the
+ * call, failed or not; after a failure places and pages of it hold nothing good. */
 MM_MUST_USE bool mm_engine_move(mm_engine *e, const mm_page_move *move, uint32_t count, uint64_t *number, mm_err *err);
 /* *oldest: calls with numbers below it have ended in every rank. wait: until all have. After a failure pages and places of calls that had
  * not ended hold nothing good, and they may still be written. */

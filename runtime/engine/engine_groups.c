@@ -45,7 +45,8 @@ bool mm_engine_open_groups(mm_engine *e, mm_err *err) {
   if (g->count == 1) return true;
   const uint32_t per_slot = e->paging.per_slot;
   if (!(g->rows.first = g->first = mm_calloc(g->count + (size_t)1, sizeof *g->first, err)) ||
-      !(g->out = mm_calloc(g->count + (size_t)1, sizeof *g->out, err)) || !(g->own = mm_calloc(g->count, sizeof *g->own, err)) ||
+      !(g->out = mm_calloc(g->count + (size_t)1, sizeof *g->out, err)) ||
+      !(g->moves = mm_calloc(g->count + (size_t)1, sizeof *g->moves, err)) || !(g->own = mm_calloc(g->count, sizeof *g->own, err)) ||
       !(g->paging = mm_calloc(g->count, sizeof *g->paging, err)) || !(g->copy = mm_calloc(e->config.limits.slots, sizeof *g->copy, err)))
     return false;
   for (uint32_t i = 0; i < MM_QUEUE; i++)
@@ -60,7 +61,7 @@ bool mm_engine_open_groups(mm_engine *e, mm_err *err) {
 void mm_engine_close_groups(mm_engine *e) {
   engine_groups *g = &e->groups;
   for (uint32_t i = 0; i < MM_QUEUE; i++) MM_FREE(g->queued[i].first, g->queued[i].place, g->queued[i].id);
-  MM_FREE(g->first, g->out, g->own, g->paging, g->copy, g->bytes, g->sampling);
+  MM_FREE(g->first, g->out, g->own, g->paging, g->copy, g->move, g->moves, g->bytes, g->sampling);
 }
 
 /* Padding is the first group's. */
@@ -76,6 +77,21 @@ static void group_copies(mm_engine *e) {
       if (mm_pages_group_of(e->pages, e->paging.copy[i].to) == k) g->copy[n++] = e->paging.copy[i];
     p->copies = (uint32_t)(g->copy + n - p->copy);
   }
+}
+
+bool mm_engine_group_moves(mm_engine *e, const mm_page_move *move, uint32_t count, mm_err *err) {
+  engine_groups *g = &e->groups;
+  if (g->count == 1) return true;
+  if (!MM_GROW(g->move, &g->move_cap, count, err)) return false;
+  uint32_t n = 0;
+  for (uint32_t k = 0; k < g->count; k++) {
+    g->moves[k] = n;
+    for (uint32_t i = 0; i < count; i++)
+      if (mm_pages_group_of(e->pages, move[i].page) == k)
+        g->move[n++] = (mm_page_move){move[i].page - k * mm_pages_each(e->pages), move[i].place, move[i].in};
+  }
+  g->moves[g->count] = n;
+  return true;
 }
 
 /* Arrays of the batches: of all rows, and by each group's own numbers. */

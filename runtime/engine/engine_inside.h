@@ -69,11 +69,14 @@ typedef struct task {
     } draft;
     struct {
       uint64_t number;
-      const mm_page_move *move; /* [count] */
+      const mm_page_move *move; /* [count], where there is one group */
       uint32_t count;
     } move;
-    uint32_t places; /* POOL */
-    bool wait;       /* MOVED: until all moves have ended */
+    struct {
+      uint32_t places;
+      bool shared; /* ranks of the first group have made theirs, and those of the others use it */
+    } pool;
+    bool wait; /* MOVED: until all moves have ended */
     struct {
       int32_t *id;
       const uint32_t *first; /* [groups]: where those of each begin; NULL: there is one */
@@ -120,7 +123,7 @@ typedef struct rank {
   size_t logits_cap;
   uint64_t state_at; /* where its part of a slot's lightning states is */
   uint64_t moving;   /* number of its first move of pages that has not ended */
-  char *pool;        /* its places in host memory */
+  char *pool;        /* its places in host memory, or those of the rank of the first group that has the same layers and heads */
   bool back, done;   /* has finished the task, and well; under the engine's lock. Then err is read by others */
   mm_err err;
 } rank;
@@ -175,7 +178,10 @@ typedef struct engine_groups {
   mm_batch *own;      /* [count] and batches of each group, by its own numbers of rows and slots */
   mm_paging *paging;  /* [count] */
   mm_page_copy *copy; /* [slots] by group */
-  char *bytes;        /* of arrays of these batches, and */
+  mm_page_move *move; /* of the last call that moves pages, by group and with its own numbers of pages: */
+  size_t move_cap;
+  uint32_t *moves; /* [count + 1] where those of each begin */
+  char *bytes;     /* of arrays of these batches, and */
   size_t bytes_cap;
   uint32_t *place;       /* [out_count] which output of the caller's each one is */
   mm_sampling *sampling; /* [out_count] of mm_engine_sample, in the order of groups */
@@ -294,6 +300,8 @@ MM_MUST_USE bool mm_engine_group_rows(mm_engine *e, const mm_batch *b, mm_err *e
  * queued, that itself. */
 MM_MUST_USE bool mm_engine_reserve_queued(mm_engine *e, uint32_t at, uint32_t outs, mm_err *err);
 void mm_engine_note_queued(mm_engine *e, uint32_t at, uint32_t outs);
+/* Sorts moves of pages by groups, into memory of the engine's. */
+MM_MUST_USE bool mm_engine_group_moves(mm_engine *e, const mm_page_move *move, uint32_t count, mm_err *err);
 /* Ids that each group's first rank has collected, to their places. */
 void mm_engine_place_ids(const mm_engine *e, uint32_t at, int32_t *id);
 /* sampling[count] of the last batch's outputs in the order of groups, in memory of the engine's; NULL: MM_LIMIT. */
@@ -301,6 +309,10 @@ const mm_sampling *mm_engine_sort_sampling(mm_engine *e, const mm_sampling *samp
 /* The group of a rank, by its number in all. */
 static inline uint32_t mm_engine_rank_group(const mm_engine *e, uint32_t index) {
   return index % e->shards->pack.tp / mm_pack_attn_tp(&e->shards->pack);
+}
+/* The rank of the first group that has the same layers and heads. */
+static inline uint32_t mm_engine_pool_rank(const mm_engine *e, uint32_t index) {
+  return index - mm_engine_rank_group(e, index) * mm_pack_attn_tp(&e->shards->pack);
 }
 /* The number of a slot in its group; of a group's slots the most. */
 static inline uint32_t mm_engine_own_slot(const mm_engine *e, uint32_t slot) { return slot / e->groups.count; }
@@ -326,6 +338,9 @@ MM_MUST_USE bool mm_engine_fit(mm_engine *e, mm_err *err);
 MM_MUST_USE bool mm_engine_prepare(mm_engine *e, mm_batch *batch, mm_err *err);
 /* Updates the slots after a batch: they hold all of it, or nothing if it failed. */
 void mm_engine_update_slots(mm_engine *e, const mm_batch *batch, bool done);
+/* POOL and MOVE, on a rank. */
+MM_MUST_USE bool mm_engine_rank_pool(rank *r, mm_err *err);
+MM_MUST_USE bool mm_engine_rank_move(rank *r, mm_err *err);
 /* Gives the batch its ids with every MM_ID_SAMPLED replaced, where the engine samples. */
 MM_MUST_USE bool mm_engine_resolve(mm_engine *e, mm_batch *batch, mm_err *err);
 /* The ids of a batch that was done, none MM_ID_SAMPLED, are what its slots hold. */

@@ -188,8 +188,8 @@ static bool run_task(rank *r, mm_err *err) {
     case DRAFT: return mm_engine_draft_rank(r, err);
     case FINISH_LOAD: return f->ops->weights.finish_load(f->backend, err);
     case SAMPLE_DEFERRED: return sample_rank(r, err);
-    case POOL: return (r->pool = f->ops->cache.pool(f->backend, t->places, err));
-    case MOVE: return f->ops->cache.move(f->backend, t->move.number, t->move.move, t->move.count, err);
+    case POOL: return mm_engine_rank_pool(r, err);
+    case MOVE: return mm_engine_rank_move(r, err);
     case MOVED: return f->ops->cache.moved(f->backend, t->wait, &r->moving, err);
     case CLOSE: break;
   }
@@ -474,7 +474,9 @@ mm_engine *mm_engine_open(const mm_shards *shards, const mm_engine_config *c, mm
 void mm_engine_close(mm_engine *e) {
   if (!e) return;
   if (!mm_engine_all_back(e, MM_IGNORED)) return; /* a rank that is away uses all this still */
-  if (e->processes.opened && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort(); /* it needs no memory */
+  uint64_t oldest;
+  if (e->groups.count > 1 && e->moves) mm_either_way(mm_engine_moved(e, true, &oldest, MM_IGNORED)); /* ranks use others' memory */
+  if (e->processes.opened && !mm_engine_announce(e, &(task){.kind = CLOSE}, MM_IGNORED)) abort();    /* it needs no memory */
   pthread_mutex_lock(&e->lock);
   e->stop = true;
   pthread_cond_broadcast(&e->changed);

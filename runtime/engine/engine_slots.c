@@ -187,7 +187,8 @@ bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *page, const i
 
 uint64_t mm_engine_page_bytes(const mm_engine *e) {
   uint64_t bytes = 0;
-  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++) bytes += e->facts[r].page_bytes;
+  for (uint32_t r = 0; r < mm_pack_ranks(&e->shards->pack); r++)
+    if (mm_engine_rank_group(e, r) == 0) bytes += e->facts[r].page_bytes;
   return bytes;
 }
 
@@ -196,10 +197,6 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
   if (!e->pages || !e->config.ops->cache.pool)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found pages to move to host memory; device %s moves none",
                    e->config.ops->name);
-  if (e->groups.count > 1)
-    return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(e->shards->pack.dir, NULL),
-                   "found --attn-tp %u of --tp %u; moving pages to host memory needs --dp 1, or a conversion without --attn-tp",
-                   e->shards->pack.attn_tp, e->shards->pack.tp);
   if (e->processes.group)
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL), "found %u processes; moving pages to host memory needs 1",
                    e->processes.group->processes);
@@ -207,10 +204,40 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL),
                    "found %u pages of %llu bytes to have room for in host memory, expected at most %llu bytes in all", places,
                    (unsigned long long)bytes, (unsigned long long)limit);
-  return mm_engine_run_task(e, &(task){.kind = POOL, .places = places}, err);
+  for (uint32_t r = 0; r < e->started; r++)
+    if (e->facts[r].page_bytes != e->facts[mm_engine_pool_rank(e, r)].page_bytes)
+      return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "rank %u: found %llu bytes of a page, expected %llu as in the first group", r,
+                     (unsigned long long)e->facts[r].page_bytes, (unsigned long long)e->facts[mm_engine_pool_rank(e, r)].page_bytes);
+  return mm_engine_run_task(e, &(task){.kind = POOL, .pool = {places, false}}, err) &&
+         (e->groups.count == 1 || mm_engine_run_task(e, &(task){.kind = POOL, .pool = {places, true}}, err));
 }
 
-char *mm_engine_pool_part(const mm_engine *e, uint32_t r, uint64_t *bytes) {
+/* The first group's ranks have memory of their own, and those of the others the same. */
+bool mm_engine_rank_pool(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const task *t = &e->task;
+  const bool shared = mm_engine_rank_group(e, r->index) > 0;
+  if (shared != t->pool.shared) return true;
+  char *const memory = shared ? e->rank[mm_engine_pool_rank(e, r->index)].pool : NULL;
+  return (r->pool = e->config.ops->cache.pool(r->forward.backend, t->pool.places, memory, err));
+}
+
+/* The moves of pages of the rank's group. */
+bool mm_engine_rank_move(rank *r, mm_err *err) {
+  const mm_engine *e = r->engine;
+  const task *t = &e->task;
+  const mm_page_move *move = t->move.move;
+  uint32_t count = t->move.count;
+  if (e->groups.count > 1) {
+    const uint32_t *first = e->groups.moves + mm_engine_rank_group(e, r->index);
+    move = e->groups.move + first[0], count = first[1] - first[0];
+  }
+  return !count || e->config.ops->cache.move(r->forward.backend, t->move.number, move, count, err);
+}
+
+uint32_t mm_engine_pool_parts(const mm_engine *e) { return e->started / e->groups.count; }
+char *mm_engine_pool_part(const mm_engine *e, uint32_t i, uint64_t *bytes) {
+  const uint32_t each = mm_pack_attn_tp(&e->shards->pack), r = i / each * e->shards->pack.tp + i % each;
   *bytes = e->facts[r].page_bytes;
   return e->rank[r].pool;
 }
@@ -218,7 +245,8 @@ uint32_t mm_engine_ranks(const mm_engine *e) { return e->started; }
 
 bool mm_engine_move(mm_engine *e, const mm_page_move *move, uint32_t count, uint64_t *number, mm_err *err) {
   *number = e->moves++;
-  return mm_engine_run_task(e, &(task){.kind = MOVE, .move = {*number, move, count}}, err);
+  return mm_engine_all_back(e, err) && mm_engine_group_moves(e, move, count, err) &&
+         mm_engine_run_task(e, &(task){.kind = MOVE, .move = {*number, move, count}}, err);
 }
 
 bool mm_engine_moved(mm_engine *e, bool wait, uint64_t *oldest, mm_err *err) {

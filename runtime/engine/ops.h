@@ -169,8 +169,10 @@ typedef struct mm_cache_ops {
   /* Pages in host memory; all NULL in a backend that moves none. Bytes of a page with all that this rank stores in it: keys, values, their
    * scales, index keys, cells of a draft. */
   uint64_t (*page_bytes)(mm_backend *b);
-  /* Room for so many pages in host memory, once, before the first move: place p begins p · page_bytes behind what it returns. */
-  char *(*pool)(mm_backend *b, uint32_t places, mm_err *err);
+  /* Room for so many pages in host memory, once, before the first move: place p begins p · page_bytes behind what it returns. memory: NULL,
+   * or what another rank's call returned, with as many bytes of a page, which this one uses too; that rank frees it at close, after the
+   * moves of both. Moves of several ranks do not wait for one another. */
+  char *(*pool)(mm_backend *b, uint32_t places, char *memory, mm_err *err);
   /* Copies move[count] in this order, after the steps and moves so far, without waiting. No step reads or writes their pages until `moved`
    * says that they have ended. Numbers rise. */
   bool (*move)(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err);

@@ -82,9 +82,9 @@ static uint32_t take(mm_pages *p, page_group *g) {
   return page;
 }
 
-bool mm_pages_take(mm_pages *p, uint32_t *page) {
-  if (!mm_pages_free_in(p, 0)) return false;
-  *page = take(p, &p->group[0]);
+bool mm_pages_take(mm_pages *p, uint32_t group, uint32_t *page) {
+  if (!mm_pages_free_in(p, group)) return false;
+  *page = take(p, &p->group[group]);
   return true;
 }
 

@@ -60,8 +60,8 @@ void mm_pages_cut(mm_pages *p, uint32_t slot, uint32_t tokens);
 /* The slot maps these pages, in place of all it had; each gains a reference. page[count] may be another slot's table. */
 void mm_pages_map(mm_pages *p, uint32_t slot, const uint32_t *page, uint32_t count);
 
-/* A page of group 0 that nobody refers to, with one reference from now on; false if there is none. */
-MM_MUST_USE bool mm_pages_take(mm_pages *p, uint32_t *page);
+/* A page of the group that nobody refers to, with one reference from now on; false if there is none. */
+MM_MUST_USE bool mm_pages_take(mm_pages *p, uint32_t group, uint32_t *page);
 /* One more reference to a page that somebody refers to already, and one less. */
 void mm_pages_hold(mm_pages *p, uint32_t page);
 void mm_pages_release(mm_pages *p, uint32_t page);

@@ -8,17 +8,17 @@
 
 /* A file of as many pages as disk_bytes has room for. */
 static bool open_disk(mm_scheduler *s, mm_err *err) {
-  const uint32_t ranks = mm_engine_ranks(s->engine);
+  const uint32_t parts = mm_engine_pool_parts(s->engine);
   const uint64_t blocks = s->c.disk_bytes / mm_max(1, s->own.page_bytes);
   if (!blocks || blocks >= UINT32_MAX)
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(s->c.disk_dir, NULL),
                    "found %llu bytes of disk for pages of the prefix cache, expected at least %llu, those of one page",
                    (unsigned long long)s->c.disk_bytes, (unsigned long long)s->own.page_bytes);
-  mm_pool_part *part = mm_calloc(ranks, sizeof *part, err);
-  for (uint32_t r = 0; part && r < ranks; r++) part[r].memory = mm_engine_pool_part(s->engine, r, &part[r].bytes);
-  s->offload.disk = part ? mm_disk_store_open(s->c.disk_dir, (uint32_t)blocks, part, ranks, err) : NULL;
+  mm_pool_part *part = mm_calloc(parts, sizeof *part, err);
+  for (uint32_t i = 0; part && i < parts; i++) part[i].memory = mm_engine_pool_part(s->engine, i, &part[i].bytes);
+  s->offload.disk = part ? mm_disk_store_open(s->c.disk_dir, (uint32_t)blocks, part, parts, err) : NULL;
   free(part);
-  return s->offload.disk && mm_prefix_cache_disk(s->groups.cache[0], (uint32_t)blocks, err);
+  return s->offload.disk && mm_prefix_cache_disk(s->groups.cache, (uint32_t)blocks, err);
 }
 
 bool mm_offload_open(mm_scheduler *s, mm_err *err) {
@@ -28,8 +28,7 @@ bool mm_offload_open(mm_scheduler *s, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                    "found %llu bytes of host memory for pages of the prefix cache, expected at least %llu, those of one page",
                    (unsigned long long)s->c.offload_bytes, (unsigned long long)page);
-  if (!mm_engine_pool(s->engine, (uint32_t)places, err) || !mm_prefix_cache_offload(s->groups.cache[0], (uint32_t)places, err))
-    return false;
+  if (!mm_engine_pool(s->engine, (uint32_t)places, err) || !mm_prefix_cache_offload(s->groups.cache, (uint32_t)places, err)) return false;
   s->own.page_bytes = page;
   s->offload.on = true;
   return !s->c.disk_dir || open_disk(s, err);
@@ -40,16 +39,17 @@ void mm_offload_close(mm_scheduler *s) {
   mm_disk_store_close(s->offload.disk);
 }
 
-/* Copies that have ended free their pages. After a failure nobody knows what was copied, and the pages stay taken until the engine says
- * that nothing writes to them. */
+/* Copies that have ended free their pages, and the second halves of those between groups begin. After a failure nobody knows what was
+ * copied, and the pages stay taken until the engine says that nothing writes to them. */
 static void notice(mm_scheduler *s, bool wait) {
   mm_err err = {0};
   uint64_t oldest;
-  if (!s->offload.on || s->offload.moves_failed || !mm_prefix_cache_moving(s->groups.cache[0])) return;
+  if (!s->offload.on || s->offload.moves_failed || !mm_prefix_cache_moving(s->groups.cache)) return;
   if (mm_engine_moved(s->engine, wait, &oldest, &err))
-    mm_prefix_cache_moved(s->groups.cache[0], oldest);
+    mm_prefix_cache_moved(s->groups.cache, oldest);
   else
     s->offload.moves_failed = true;
+  if (mm_prefix_cache_listed(s->groups.cache)) mm_offload_issue(s);
 }
 
 /* The same of the disk, whose failures cost their own entries alone. */
@@ -57,10 +57,10 @@ static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
   mm_disk_end end[64];
   mm_err reason = {0};
   bool failed = false;
-  if (!s->offload.disk || !mm_prefix_cache_copying(s->groups.cache[0])) return;
+  if (!s->offload.disk || !mm_prefix_cache_copying(s->groups.cache)) return;
   for (uint32_t n; (n = mm_disk_store_ended(s->offload.disk, wait, end, sizeof end / sizeof *end, &reason)) > 0; wait = MM_DISK_NOW)
     for (uint32_t i = 0; i < n; i++) {
-      mm_prefix_cache_copied(s->groups.cache[0], &end[i]);
+      mm_prefix_cache_copied(s->groups.cache, &end[i]);
       failed |= !end[i].ok;
     }
   if (!failed || !s->c.report || mm_now() - s->offload.reported < REPORT_S) return;
@@ -71,7 +71,7 @@ static void notice_disk(mm_scheduler *s, mm_disk_wait wait) {
 /* No entry is good any more. None was given to a request since: fetches stop at once, and no move counts as ended. */
 static void drop_failed(mm_scheduler *s) {
   if (s->offload.moves_failed) {
-    mm_prefix_cache_clear(s->groups.cache[0]);
+    mm_prefix_cache_clear(s->groups.cache);
     mm_send_fail(s);
   }
   s->offload.moves_failed = false;
@@ -83,7 +83,7 @@ void mm_offload_poll(mm_scheduler *s, bool wait) {
   notice_disk(s, MM_DISK_NOW);
 }
 
-bool mm_offload_copying(const mm_scheduler *s) { return s->offload.disk && mm_prefix_cache_copying(s->groups.cache[0]); }
+bool mm_offload_copying(const mm_scheduler *s) { return s->offload.disk && mm_prefix_cache_copying(s->groups.cache); }
 
 void mm_offload_wait(mm_scheduler *s) {
   drop_failed(s);
@@ -95,9 +95,9 @@ void mm_offload_wait(mm_scheduler *s) {
 static void issue_copies(mm_scheduler *s) {
   mm_err err = {0};
   const mm_disk_move *move;
-  const uint32_t count = s->offload.disk ? mm_prefix_cache_copies(s->groups.cache[0], &move) : 0;
+  const uint32_t count = s->offload.disk ? mm_prefix_cache_copies(s->groups.cache, &move) : 0;
   if (!count || mm_disk_store_move(s->offload.disk, move, count, &err)) return;
-  for (uint32_t i = 0; i < count; i++) mm_prefix_cache_copied(s->groups.cache[0], &(mm_disk_end){move[i], false});
+  for (uint32_t i = 0; i < count; i++) mm_prefix_cache_copied(s->groups.cache, &(mm_disk_end){move[i], false});
 }
 
 void mm_offload_issue(mm_scheduler *s) {
@@ -105,29 +105,30 @@ void mm_offload_issue(mm_scheduler *s) {
   issue_copies(s);
   const mm_page_move *move;
   uint64_t number;
-  const uint32_t listed = mm_prefix_cache_listed(s->groups.cache[0]), count = mm_prefix_cache_moves(s->groups.cache[0], &move);
+  const uint32_t listed = mm_prefix_cache_listed(s->groups.cache), count = mm_prefix_cache_moves(s->groups.cache, &move);
   if (listed && !count) mm_send_fail(s); /* out of memory: nothing is moved */
   if (!count) return;
   const bool done = mm_engine_move(s->engine, move, count, &number, &err);
-  mm_prefix_cache_issued(s->groups.cache[0], number);
+  mm_prefix_cache_issued(s->groups.cache, number);
   s->offload.moves_failed |= !done;
 }
 
-/* A prompt that the pool cannot hold comes from disk in so many parts at most, and the rest of it is computed. */
+/* A prompt that the pool cannot hold comes from disk, or from another group, in so many parts at most, and the rest of it is computed. */
 enum { STARTS = 64 };
 
-bool mm_offload_fetch(mm_scheduler *s, job *j) {
+bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group) {
   if (!s->offload.on || j->r.score || s->offload.moves_failed) return false;
   if (j->fetched != j->turn + 1) j->fetched = j->turn + 1, j->starts = 0, j->reads = true;
-  mm_prefix_cache_coming n = mm_prefix_cache_fetch(s->groups.cache[0], j->r.salt, j->token, j->count - 1, false);
+  if (j->fetched_into != group) j->fetched_into = group, j->reads = true;
+  mm_prefix_cache_coming n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, false);
   while (!n.loading && !n.reading && j->reads && j->starts < STARTS) {
-    n = mm_prefix_cache_fetch(s->groups.cache[0], j->r.salt, j->token, j->count - 1, true);
+    n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, true);
     j->reads = n.reading > 0;
     if (!n.loading && !n.reading) return false;
     s->own.fetched += j->starts++ == 0;
     mm_offload_issue(s);
     notice(s, false);
-    n = mm_prefix_cache_fetch(s->groups.cache[0], j->r.salt, j->token, j->count - 1, false);
+    n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, false);
   }
   return n.loading || n.reading;
 }
@@ -136,31 +137,32 @@ bool mm_offload_fetch(mm_scheduler *s, job *j) {
  * is lost at a prompt's beginning takes the rest of it along. */
 static void make_place(mm_scheduler *s) {
   if (!s->offload.disk) return;
-  mm_prefix_cache_spill(s->groups.cache[0]);
+  mm_prefix_cache_spill(s->groups.cache);
   issue_copies(s);
-  if (!mm_prefix_cache_has_place(s->groups.cache[0])) notice_disk(s, MM_DISK_ANY);
+  if (!mm_prefix_cache_has_place(s->groups.cache)) notice_disk(s, MM_DISK_ANY);
 }
 
 void mm_offload_ahead(mm_scheduler *s) {
   if (!s->offload.on) return;
   const uint64_t each = mm_ceil_div(s->c.step_tokens, MM_PAGE) + s->slots;
-  const uint64_t wanted = mm_min(2 * each, mm_pages_count(s->pages) / 8);
-  while ((uint64_t)mm_pages_free(s->pages) + mm_prefix_cache_leaving(s->groups.cache[0]) < wanted) {
-    if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache[0])) break; /* later, when there is one */
-    if (!mm_prefix_cache_evict(s->groups.cache[0])) break;
-  }
-  mm_prefix_cache_spill(s->groups.cache[0]);
+  const uint64_t wanted = mm_min(2 * each, mm_pages_each(s->pages) / 8);
+  for (uint32_t g = 0; g < s->groups.count; g++)
+    while ((uint64_t)mm_pages_free_in(s->pages, g) + mm_prefix_cache_leaving(s->groups.cache, g) < wanted) {
+      if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache)) break; /* later, when there is one */
+      if (!mm_prefix_cache_evict(s->groups.cache, g)) break;
+    }
+  mm_prefix_cache_spill(s->groups.cache);
   mm_offload_issue(s);
 }
 
-uint32_t mm_offload_evict(mm_scheduler *s) {
-  const uint32_t before = mm_pages_free(s->pages), together = (uint32_t)mm_min(64, 1 + mm_pages_count(s->pages) / 16);
+uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group) {
+  const uint32_t before = mm_pages_free_in(s->pages, group), together = (uint32_t)mm_min(64, 1 + mm_pages_each(s->pages) / 16);
   notice(s, true); /* those on their way out are free first */
-  if (mm_pages_free(s->pages) > before) return mm_pages_free(s->pages) - before;
+  if (mm_pages_free_in(s->pages, group) > before) return mm_pages_free_in(s->pages, group) - before;
   make_place(s);
-  for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->groups.cache[0]); i++)
-    if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache[0])) break;
+  for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->groups.cache, group); i++)
+    if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache)) break;
   mm_offload_issue(s);
   notice(s, true);
-  return mm_pages_free(s->pages) - before;
+  return mm_pages_free_in(s->pages, group) - before;
 }

@@ -1,5 +1,6 @@
 /* Prompts that begin alike: which pages hold the keys and values of which tokens, as a radix tree over token ids, and snapshots of
- * lightning states at some places of it. Host only; one owner at a time, the thread that steps the engine. */
+ * lightning states at some places of it. With groups of attention (mm_pages_groups) an entry may have a page in each; places of the host
+ * pool, blocks of the disk and snapshots belong to no group. Host only; one owner at a time, the thread that steps the engine. */
 #ifndef MM_RUNTIME_SCHEDULE_PREFIX_CACHE_H
 #define MM_RUNTIME_SCHEDULE_PREFIX_CACHE_H
 
@@ -13,40 +14,49 @@ typedef struct mm_prefix_cache mm_prefix_cache;
 mm_prefix_cache *mm_prefix_cache_open(mm_pages *pages, uint64_t state_bytes, uint64_t budget, mm_err *err);
 void mm_prefix_cache_close(mm_prefix_cache *c); /* accepts NULL; releases its pages */
 
-/* How many of token[most] are on the device under this salt, from the first on, 0 for none: in page[ceil(n / MM_PAGE)], with the states
- * after the last of them in *state (NULL without lightning layers). Both are valid until the next call. */
-uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, uint32_t *page, const void **state);
-/* token[count] lie in page[ceil(count / MM_PAGE)], which somebody refers to; what the cache does not have yet it holds. Out of memory it
- * keeps less. For models without lightning layers. */
+/* How many of token[most] are on the group's device under this salt, from the first on, 0 for none: in page[ceil(n / MM_PAGE)], with the
+ * states after the last of them in *state (NULL without lightning layers). Both are valid until the next call. */
+uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most, uint32_t *page,
+                              const void **state);
+/* The same number, without a use of them. */
+uint32_t mm_prefix_cache_ready(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most);
+/* token[count] lie in page[ceil(count / MM_PAGE)] of one group, which somebody refers to; what the cache does not have of that group yet it
+ * holds. Out of memory it keeps less. For models without lightning layers. */
 void mm_prefix_cache_put(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, const uint32_t *page);
 /* The same with room for the states after the last token, to be filled by the caller before the next call; NULL when they are there
  * already, when the budget has no room for any, or out of memory. Snapshots that were not used for longest make room. */
 void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t count, const uint32_t *page);
-/* Gives up the page that was not used for longest of those that nobody else refers to; false when there is none. Without a host pool it is
- * released, with what cannot be reached without it; with one it is moved there, and free when that move has ended. */
-bool mm_prefix_cache_evict(mm_prefix_cache *c);
+/* Gives up the page of the group that was not used for longest of those that nobody else refers to; false when there is none. Where another
+ * group has the entry, or without a host pool, it is released, and in the second case what cannot be reached without it; with a pool it is
+ * moved there, and free when that move has ended. */
+bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group);
 /* Drops every entry; moves that have not ended hold their pages until then. */
 void mm_prefix_cache_clear(mm_prefix_cache *c);
+/* Gives up every page of the group, and drops entries that are nowhere then. */
+void mm_prefix_cache_clear_group(mm_prefix_cache *c, uint32_t group);
 
-/* ---- A pool of places in host memory (mm_engine_offload). An entry has a page of the device or a place of the pool. Entries that were not
- * used for longest leave the pool first. Snapshots of states stay where they are. ---- */
+/* ---- A pool of places in host memory (mm_engine_pool). An entry has pages of devices or a place of the pool. Entries that were not used
+ * for longest leave the pool first. Snapshots of states stay where they are. ---- */
 
 MM_MUST_USE bool mm_prefix_cache_offload(mm_prefix_cache *c, uint32_t places, mm_err *err);
 /* Moves to be made now, in this order: list[returned], valid until the next call. Until they have ended their pages are not free. */
 uint32_t mm_prefix_cache_moves(mm_prefix_cache *c, const mm_page_move **list);
 /* All of those were given to the engine, under this number. */
 void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number);
-/* All moves with numbers below `oldest` have ended. */
+/* All moves with numbers below `oldest` have ended. Pages of other groups are relayed: moves to a place that have ended list others. */
 void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest);
-bool mm_prefix_cache_moving(const mm_prefix_cache *c);      /* some move has not ended */
-uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c); /* pages on their way out */
-/* Pages that are on their way: to the device, and from disk to the pool. */
+bool mm_prefix_cache_moving(const mm_prefix_cache *c);                      /* some move has not ended */
+uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c, uint32_t group); /* pages of the group on their way out */
+/* Pages that are on their way: to the device; and nearer, after which a fetch begins again: from disk to the pool, or from another group.
+ */
 typedef struct mm_prefix_cache_coming {
   uint32_t loading, reading;
 } mm_prefix_cache_coming;
-/* Of the pages of token[most]; all 0: the device has what it will have. `start`: first lists what brings those in the pool to the device,
- * as far as there are pages, for which others are moved out, and those on disk to the pool, as far as there are places. */
-mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most, bool start);
+/* Of the pages of token[most]; all 0: the group's device has what it will have. `start`: first lists what brings those in the pool, and
+ * through places of it those of other groups, to the device, as far as there are pages, for which others are moved out, and those on disk
+ * to the pool, as far as there are places. */
+mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most,
+                                             bool start);
 
 /* ---- Places that connections read and write (transfer.h) ---- */
 
@@ -89,8 +99,8 @@ typedef struct mm_prefix_cache_counts {
 } mm_prefix_cache_counts;
 mm_prefix_cache_counts mm_prefix_cache_counted(const mm_prefix_cache *c);
 
-uint32_t mm_prefix_cache_pages(const mm_prefix_cache *c);       /* held on the device */
-uint64_t mm_prefix_cache_state_bytes(const mm_prefix_cache *c); /* of snapshots */
+uint32_t mm_prefix_cache_pages(const mm_prefix_cache *c, uint32_t group); /* held on the group's device */
+uint64_t mm_prefix_cache_state_bytes(const mm_prefix_cache *c);           /* of snapshots */
 /* held[pages] += 1 for each page held, as mm_pages_check takes them. */
 void mm_prefix_cache_held(const mm_prefix_cache *c, uint32_t *held);
 

@@ -49,17 +49,17 @@ bool mm_prefix_read(mm_prefix_cache *c, node *n) {
   const uint32_t place = p->free[p->free_count - 1];
   if (!add_copy(c, n, place, n->block, true)) return false;
   p->free_count--;
-  unlink_node(c, n);
+  unlink_node(c, n, OFF_DEVICE);
   n->place = place;
   n->reading = true;
-  link_newest(c, n);
+  link_newest(c, n, OFF_DEVICE);
   return true;
 }
 
 /* A free block, if there is one or an entry on disk can go. */
 static bool find_block(mm_prefix_cache *c) {
   node *n = c->on_disk.oldest;
-  while (!c->disk.free_count && n && (n->child || n->fetching)) n = n->newer;
+  while (!c->disk.free_count && n && (n->child || n->fetching)) n = n->links.newer;
   if (!c->disk.free_count && n) mm_prefix_drop_leaf(c, n);
   return c->disk.free_count > 0;
 }
@@ -67,7 +67,7 @@ static bool find_block(mm_prefix_cache *c) {
 /* Entries stay in memory above those that do. */
 static bool can_leave(const node *n) {
   const node *k = n->child;
-  while (k && k->page == NONE && (k->place == NONE || (k->copied && !k->reading))) k = k->next;
+  while (k && !k->pages && (k->place == NONE || (k->copied && !k->reading))) k = k->next;
   return !k && !n->moves && !n->copied && !n->fetching;
 }
 
@@ -76,7 +76,7 @@ void mm_prefix_cache_spill(mm_prefix_cache *c) {
   const uint32_t wanted = c->pool.places / 4 + 1;
   node *n = c->host.oldest;
   while (d->blocks && n && c->pool.free_count + d->leaving < wanted && find_block(c)) {
-    for (n = c->host.oldest; n && !can_leave(n);) n = n->newer;
+    for (n = c->host.oldest; n && !can_leave(n);) n = n->links.newer;
     if (!n || !add_copy(c, n, n->place, d->free[d->free_count - 1], false)) return;
     n->block = d->free[--d->free_count];
   }
@@ -96,10 +96,10 @@ uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list) {
 
 /* The node is on disk alone from now on. */
 static void settle(mm_prefix_cache *c, node *n) {
-  unlink_node(c, n);
+  unlink_node(c, n, OFF_DEVICE);
   mm_prefix_free_place(c, n->place);
   n->place = NONE;
-  link_newest(c, n);
+  link_newest(c, n, OFF_DEVICE);
 }
 
 void mm_prefix_cache_copied(mm_prefix_cache *c, const mm_disk_end *end) {

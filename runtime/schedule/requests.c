@@ -158,14 +158,14 @@ static void publish(mm_scheduler *s) {
   mm_scheduler_stats *own = &s->own;
   own->running = s->running;
   own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
-  own->pages_cached = 0, own->cache_bytes = 0;
+  own->pages_cached = 0;
   for (uint32_t g = 0; g < s->groups.count; g++) {
     s->groups.tokens[g] = mm_schedule_tokens(s, g);
-    if (s->groups.cache)
-      own->pages_cached += mm_prefix_cache_pages(s->groups.cache[g]), own->cache_bytes += mm_prefix_cache_state_bytes(s->groups.cache[g]);
+    own->pages_cached += s->groups.cache ? mm_prefix_cache_pages(s->groups.cache, g) : 0;
   }
+  own->cache_bytes = s->groups.cache ? mm_prefix_cache_state_bytes(s->groups.cache) : 0;
   if (s->offload.on && s->groups.cache) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache[0]);
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache);
     own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
     own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
     own->disk_failed = n.failed;

@@ -10,25 +10,18 @@ bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found host memory for pages of the prefix cache, and no such cache of pages that slots share");
   if (!s->c.prefix_cache || !s->pages) return true;
-  const uint64_t budget = s->c.cache_bytes / s->groups.count;
-  if (state_bytes > budget)
+  if (state_bytes > s->c.cache_bytes)
     return mm_fail(
         err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
-        "found %llu bytes for the prefix cache's lightning states, expected at least %llu, those of one request of each group of "
-        "attention; or no such cache",
-        (unsigned long long)s->c.cache_bytes, (unsigned long long)state_bytes * s->groups.count);
-  if (!(s->page = mm_calloc(mm_pages_per_slot(s->pages), sizeof *s->page, err)) ||
-      !(s->groups.cache = mm_calloc(s->groups.count, sizeof *s->groups.cache, err)))
-    return false;
-  for (uint32_t g = 0; g < s->groups.count; g++)
-    if (!(s->groups.cache[g] = mm_prefix_cache_open(s->pages, state_bytes, budget, err))) return false;
-  return mm_offload_open(s, err);
+        "found %llu bytes for the prefix cache's lightning states, expected at least %llu, those of one request; or no such cache",
+        (unsigned long long)s->c.cache_bytes, (unsigned long long)state_bytes);
+  return (s->page = mm_calloc(mm_pages_per_slot(s->pages), sizeof *s->page, err)) &&
+         (s->groups.cache = mm_prefix_cache_open(s->pages, state_bytes, s->c.cache_bytes, err)) && mm_offload_open(s, err);
 }
 
 void mm_reuse_close(mm_scheduler *s) {
   mm_offload_close(s);
-  for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++) mm_prefix_cache_close(s->groups.cache[g]);
-  free(s->groups.cache);
+  mm_prefix_cache_close(s->groups.cache);
   free(s->page);
 }
 
@@ -36,16 +29,15 @@ reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
   reuse hit = {0};
   if (!s->groups.cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
   /* The last token is always computed: the next one is sampled from its logits. */
-  hit.tokens = mm_prefix_cache_find(s->groups.cache[group], j->r.salt, j->token, j->count - 1, s->page, &hit.state);
+  hit.tokens = mm_prefix_cache_find(s->groups.cache, group, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
   for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
   return hit;
 }
 
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j) {
   uint32_t most = 0;
-  const void *state;
   for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++)
-    most = (uint32_t)mm_max(most, mm_prefix_cache_find(s->groups.cache[g], j->r.salt, j->token, j->count - 1, s->page, &state));
+    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, j->count - 1));
   return most;
 }
 
@@ -61,7 +53,7 @@ bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
 /* The states after the slot's last token, which is the job's token[fed - 1]. */
 static void keep_state(mm_scheduler *s, const job *j, const uint32_t *page) {
   mm_err err = {0};
-  void *state = mm_prefix_cache_put_state(s->groups.cache[mm_schedule_group(s, j)], j->r.salt, j->token, j->fed, page);
+  void *state = mm_prefix_cache_put_state(s->groups.cache, j->r.salt, j->token, j->fed, page);
   if (state && !mm_engine_save(s->engine, (uint32_t)j->slot, state, &err)) mm_reuse_clear(s);
 }
 
@@ -70,7 +62,7 @@ void mm_reuse_keep(mm_scheduler *s, const job *j) {
     return; /* less: the engine has lost what slots held */
   const uint32_t *page = mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
   if (!s->lightning)
-    mm_prefix_cache_put(s->groups.cache[mm_schedule_group(s, j)], j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
+    mm_prefix_cache_put(s->groups.cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
   else if (j->fed <= j->count)
     keep_state(s, j, page);
 }
@@ -141,17 +133,17 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
 /* ---- leaving ---- */
 
 uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group) {
-  if (s->offload.on) return mm_offload_evict(s);
-  const uint32_t before = s->groups.cache ? mm_pages_free(s->pages) : 0;
-  return s->groups.cache && mm_prefix_cache_evict(s->groups.cache[group]) ? mm_pages_free(s->pages) - before : 0;
+  if (s->offload.on) return mm_offload_evict(s, group);
+  const uint32_t before = s->groups.cache ? mm_pages_free_in(s->pages, group) : 0;
+  return s->groups.cache && mm_prefix_cache_evict(s->groups.cache, group) ? mm_pages_free_in(s->pages, group) - before : 0;
 }
 
 bool mm_reuse_empty(mm_scheduler *s, uint32_t group) {
-  if (!s->groups.cache || !mm_prefix_cache_pages(s->groups.cache[group])) return false;
-  mm_prefix_cache_clear(s->groups.cache[group]);
+  if (!s->groups.cache || !mm_prefix_cache_pages(s->groups.cache, group)) return false;
+  mm_prefix_cache_clear_group(s->groups.cache, group);
   return true;
 }
 
 void mm_reuse_clear(mm_scheduler *s) {
-  for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++) mm_prefix_cache_clear(s->groups.cache[g]);
+  if (s->groups.cache) mm_prefix_cache_clear(s->groups.cache);
 }

@@ -213,11 +213,15 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
   return false;
 }
 
+#define FETCHED 16 /* tokens that are fetched count as one that is computed */
+
 /* Tokens that the group would have with the job, and those of the job that it would compute. */
 static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
-  const reuse hit = mm_reuse_find(s, j, group);
-  mm_reuse_release(s, &hit);
-  return mm_schedule_tokens(s, group) + (j->count - hit.tokens);
+  const bool finds = s->groups.cache && !j->r.score;
+  const uint32_t most = j->count - 1, ready = finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
+  const uint32_t had =
+      finds && s->offload.on ? (uint32_t)mm_max(ready, mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most)) : ready;
+  return mm_schedule_tokens(s, group) + (j->count - had) + mm_ceil_div(had - ready, FETCHED);
 }
 
 /* The group that costs least and is neither `than` nor before it, as groups are ordered by cost and number; s->groups.count behind the
@@ -234,13 +238,25 @@ static uint32_t next_group(mm_scheduler *s, const job *j, uint32_t than) {
   return best;
 }
 
-/* Lets the job in: into the group with the fewest tokens where it fits, or else into the first where others give way for it. */
+/* Returns true if the job waits for pages of its prefix that are on their way into the group, which would let it in. */
+static bool waits_for_pages(mm_scheduler *s, job *j, uint32_t group, bool push) {
+  const job *victim = mm_schedule_victim(s, group);
+  if (!s->offload.on || !could_fit(s, j, group)) return false;
+  if (s->groups.count > 1 && free_slot(s, group) >= s->slots && !(push && victim && victim->r.priority < j->r.priority)) return false;
+  return j->duplicate = mm_offload_fetch(s, j, group);
+}
+
+/* Lets the job in: into the group with the fewest tokens where it fits, or else into the first where others give way for it. Returns false
+ * with j->duplicate where it waits for pages of its prefix. */
 static bool let_in(mm_scheduler *s, job *j) {
+  if (s->groups.count == 1 && waits_for_pages(s, j, 0, true)) return false;
   if (s->refused == j->ticket && s->at_left == s->left) return false;
   if (s->groups.count == 1 && let_into(s, j, 0, true)) return true;
   for (int push = 0; s->groups.count > 1 && push < 2; push++)
-    for (uint32_t g = next_group(s, j, s->groups.count); g < s->groups.count; g = next_group(s, j, g))
+    for (uint32_t g = next_group(s, j, s->groups.count); g < s->groups.count; g = next_group(s, j, g)) {
+      if (waits_for_pages(s, j, g, push)) return false;
       if (let_into(s, j, g, push)) return true;
+    }
   s->refused = j->ticket;
   s->at_left = s->left;
   return false;
@@ -252,8 +268,8 @@ void mm_schedule(mm_scheduler *s) {
   mm_send_poll(s);
   mm_receive_poll(s);
   for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL));) {
-    j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j) || (s->offload.on && could_fit(s, j, 0) && mm_offload_fetch(s, j));
-    if (!j->duplicate && !let_in(s, j)) break;
+    j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j);
+    if (!j->duplicate && !let_in(s, j) && !j->duplicate) break;
   }
   for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;
 }

@@ -13,7 +13,7 @@ typedef struct mm_scheduler mm_scheduler;
 typedef struct mm_scheduler_config {
   uint32_t step_tokens;   /* rows of one step, decode and prompt together; ≤ the engine's max_tokens */
   uint32_t queue_max;     /* requests that may wait, not counting requests that have slots; the next is refused */
-  uint64_t cache_bytes;   /* host memory for lightning states of the prefix cache, equal parts of it for each group of attention */
+  uint64_t cache_bytes;   /* host memory for lightning states of the prefix cache */
   uint64_t offload_bytes; /* host memory for pages that leave the prefix cache; 0: they are lost */
   const char *disk_dir;   /* NULL, or a folder for pages that leave that memory, until close; with disk_bytes of them at most */
   uint64_t disk_bytes;
@@ -118,8 +118,8 @@ static inline double mm_scheduler_cache_usage(const mm_scheduler_stats *s) {
   return s->pages ? 1 - (double)((uint64_t)s->pages_free + s->pages_cached) / s->pages : 0;
 }
 /* Groups of attention (mm_engine_groups), and tokens[groups] of the requests that run in each, after the last step. A request runs in the
- * group that has the fewest tokens when it gets a slot, counting those that it would compute there beyond the prefix cache; when it gave
- * its slot up, perhaps in another. Any thread. */
+ * group that has the fewest tokens when it gets a slot, counting those that it would compute there beyond the prefix cache, and one for
+ * each 16 that it would have fetched from host memory, disk or another group; when it gave its slot up, perhaps in another. Any thread. */
 uint32_t mm_scheduler_groups(const mm_scheduler *s);
 void mm_scheduler_group_tokens(mm_scheduler *s, uint64_t *tokens);
 uint16_t mm_scheduler_port(const mm_scheduler *s);  /* where it listens for other servers (transfer.listen); 0: it does not */

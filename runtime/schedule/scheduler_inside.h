@@ -47,7 +47,8 @@ typedef struct job {
   uint32_t duplicate_until; /* until that one was given so many tokens */
   uint32_t starts;          /* how often in that turn; again where the last time read from disk */
   bool reads;               /* it did, or there was none */
-  uint32_t fetched;         /* 1 + the turn for which its cached prefix was fetched from host memory */
+  uint32_t fetched;         /* 1 + the turn for which its cached prefix was fetched from host memory, */
+  uint32_t fetched_into;    /* and the group */
   uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
   mm_fetch *fetch;          /* from another server, under way */
   fetch_state fetch_state;
@@ -122,9 +123,9 @@ typedef struct step_drafts {
 /* Groups of attention (mm_engine_groups): slot s belongs to group s mod count. */
 typedef struct scheduler_groups {
   uint32_t count;
-  mm_prefix_cache **cache; /* [count] of each group's pages, or NULL */
-  uint64_t *tokens;        /* [count] of the requests that run in each */
-  uint64_t *shown;         /* [count] the same under the lock */
+  mm_prefix_cache *cache; /* of all groups' pages, or NULL */
+  uint64_t *tokens;       /* [count] of the requests that run in each */
+  uint64_t *shown;        /* [count] the same under the lock */
 } scheduler_groups;
 
 /* Rows of each expert of each layer. */
@@ -219,7 +220,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
 MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
-/* The prefix of a job's tokens that a group's cache has: in s->page, held until it is released. */
+/* The prefix of a job's tokens that the cache has on a group's device: in s->page, held until it is released. */
 typedef struct reuse {
   uint32_t tokens;
   const void *state;
@@ -238,18 +239,18 @@ uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
-/* Frees pages that the group's cache alone refers to; how many. Waits for their copies if they go to host memory. */
+/* Frees pages of the group that the cache alone refers to; how many. Waits for their copies if they go to host memory. */
 uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group);
 /* Nothing of a group's pages is kept; false if nothing was. */
 bool mm_reuse_empty(mm_scheduler *s, uint32_t group);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
 void mm_reuse_clear(mm_scheduler *s);
 
-/* ---- offload.c: pages of the prefix cache in host memory, where there is one group; nothing of it does anything without a pool ---- */
+/* ---- offload.c: pages of the prefix cache in host memory; nothing of it does anything without a pool ---- */
 MM_MUST_USE bool mm_offload_open(mm_scheduler *s, mm_err *err);
 void mm_offload_close(mm_scheduler *s);
-/* Returns true if pages of the job's cached prefix are on their way to the device; starts that, at most a few times a turn. */
-bool mm_offload_fetch(mm_scheduler *s, job *j);
+/* Returns true if pages of the job's cached prefix are on their way to the group's device; starts that, at most a few times a turn. */
+bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group);
 /* Notices copies that have ended. wait: after those between the device and host memory have. */
 void mm_offload_poll(mm_scheduler *s, bool wait);
 /* Returns true if pages are on their way to or from the disk. */
@@ -259,7 +260,7 @@ void mm_offload_wait(mm_scheduler *s);
 /* After a step was queued: moves pages out before the next steps need theirs. */
 void mm_offload_ahead(mm_scheduler *s);
 /* As mm_reuse_evict. */
-uint32_t mm_offload_evict(mm_scheduler *s);
+uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group);
 /* Gives the engine and the disk what the cache has listed. */
 void mm_offload_issue(mm_scheduler *s);
 

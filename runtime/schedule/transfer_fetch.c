@@ -34,15 +34,15 @@ bool mm_fetch_probe(mm_receiver *r, mm_err *err) {
 /* ---- one prompt ---- */
 
 static bool read_page(mm_receiver *r, mm_fetch *f, mm_wire *w, const mm_wire_head *head, mm_err *err) {
-  const uint32_t ranks = mm_engine_ranks(r->s->engine);
+  const uint32_t parts = mm_engine_pool_parts(r->s->engine);
   const uint64_t next = f->request.from + f->got;
   uint64_t index = 0;
   if (next >= f->pages || head->bytes != sizeof index + mm_engine_page_bytes(r->s->engine)) return mm_wire_unexpected(w, head, err);
-  mm_wire_part *part = mm_calloc(ranks + (size_t)1, sizeof *part, err);
+  mm_wire_part *part = mm_calloc(parts + (size_t)1, sizeof *part, err);
   if (!part) return false;
   part[0] = (mm_wire_part){&index, sizeof index};
   mm_transfer_place(r->s, f->place[next], part + 1);
-  const bool ok = mm_wire_body_read(w, head, part, ranks + 1, err);
+  const bool ok = mm_wire_body_read(w, head, part, parts + 1, err);
   free(part);
   if (!ok || index != next) return ok ? mm_wire_unexpected(w, head, err) : false;
   f->got++;
@@ -115,8 +115,7 @@ static void end_with(mm_receiver *r, mm_fetch *f, bool ok, const mm_err *err) {
     }
 }
 
-/* Of those that have not begun, the oldest of the highest priority. */
-static mm_fetch *next_fetch(const mm_receiver *r) {
+mm_fetch *mm_fetch_next(const mm_receiver *r) {
   mm_fetch *next = NULL;
   for (mm_fetch *f = r->first; f; f = f->next)
     if (!f->begun && (!next || f->request.priority > next->request.priority)) next = f;
@@ -127,7 +126,7 @@ static void *fetch_prompts(void *arg) {
   mm_receiver *r = arg;
   pthread_mutex_lock(&r->lock);
   while (!r->closing) {
-    mm_fetch *f = next_fetch(r);
+    mm_fetch *f = mm_fetch_next(r);
     if (!f) {
       pthread_cond_wait(&r->changed, &r->lock);
       continue;

@@ -9,7 +9,7 @@
 
 enum { MM_SEND_PLACES = 512, MM_SEND_THREADS = 16, MM_FETCH_THREADS = 8 };
 
-/* The parts that each rank has of a place, for a message: part[ranks]. */
+/* The parts of a place, for a message: part[mm_engine_pool_parts]. */
 void mm_transfer_place(const mm_scheduler *s, uint32_t place, mm_wire_part *part);
 void mm_transfer_profile(const mm_scheduler *s, mm_wire_profile *p);
 /* The scheduler's thread is to look at once. */
@@ -98,6 +98,8 @@ struct mm_receiver {
   mm_transfer_stats stats; /* the scheduler's thread's */
 };
 
+/* Of the fetches that have not begun, the oldest of the highest priority; NULL: all have. Under the lock. */
+mm_fetch *mm_fetch_next(const mm_receiver *r);
 MM_MUST_USE bool mm_fetch_start(mm_receiver *r, mm_err *err);
 void mm_fetch_join(mm_receiver *r);
 /* Says hello to the other side. MM_USAGE E_PREFILL: it runs something else. */

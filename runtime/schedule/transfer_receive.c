@@ -14,7 +14,7 @@ bool mm_receive_open(mm_scheduler *s, mm_err *err) {
   pthread_mutex_init(&r->lock, NULL);
   pthread_cond_init(&r->changed, NULL);
   mm_transfer_profile(s, &r->profile);
-  mm_prefix_cache_share(s->groups.cache[0]);
+  mm_prefix_cache_share(s->groups.cache);
   mm_err reason = {0};
   if (!mm_fetch_probe(r, &reason)) {
     if (reason.status == MM_USAGE) return mm_fail_as(err, &reason);
@@ -25,7 +25,7 @@ bool mm_receive_open(mm_scheduler *s, mm_err *err) {
 
 static void free_fetch(mm_receiver *r, mm_fetch *f) {
   for (uint32_t i = 0; i < f->pages; i++)
-    if (f->place[i] != UINT32_MAX) mm_prefix_cache_free_place(r->s->groups.cache[0], f->place[i]);
+    if (f->place[i] != UINT32_MAX) mm_prefix_cache_free_place(r->s->groups.cache, f->place[i]);
   r->held -= f->pages - (uint32_t)f->request.from;
   MM_FREE(f->token, f->place, f->state, f);
 }
@@ -59,7 +59,7 @@ static mm_fetch *new_fetch(mm_receiver *r, const job *j, uint32_t had, mm_err *e
   f->pages = (uint32_t)mm_ceil_div(f->request.count, MM_PAGE);
   const uint32_t from = (uint32_t)f->request.from, wanted = f->pages - from;
   if (!(f->token = mm_calloc(f->request.count, sizeof *f->token, err)) || !(f->place = mm_calloc(f->pages, sizeof *f->place, err)) ||
-      !mm_prefix_cache_take_places(r->s->groups.cache[0], f->place + from, wanted)) {
+      !mm_prefix_cache_take_places(r->s->groups.cache, f->place + from, wanted)) {
     MM_FREE(f->token, f->place, f);
     return NULL;
   }
@@ -106,13 +106,13 @@ bool mm_receive_waits(mm_scheduler *s, job *j) {
   if (!r || j->fetch_state != FETCH_NONE || j->turn || j->r.score) return false;
   const uint32_t most = j->r.prompt_count - 1;
   if (most < s->c.transfer.least) return false;
-  const uint32_t had = most ? mm_prefix_cache_has(s->groups.cache[0], j->r.salt, j->token, most) : 0;
+  const uint32_t had = most ? mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most) : 0;
   if (most - had < mm_max(1, s->c.transfer.least)) return false;
   if (fetched_already(r, j, had)) return true;
   mm_err err = {0};
   j->had = had;
   if (mm_now() < r->down_until) return fall_back(r, j, &r->down), false;
-  const uint64_t places = mm_prefix_cache_counted(s->groups.cache[0]).places, wanted = mm_ceil_div(most, MM_PAGE) - had / MM_PAGE;
+  const uint64_t places = mm_prefix_cache_counted(s->groups.cache).places, wanted = mm_ceil_div(most, MM_PAGE) - had / MM_PAGE;
   if (wanted > places) {
     mm_fail(&err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "it has %llu pages, and --kv-offload has room for %llu",
             (unsigned long long)wanted, (unsigned long long)places);
@@ -120,7 +120,7 @@ bool mm_receive_waits(mm_scheduler *s, job *j) {
   }
   if (r->full) return true;
   mm_fetch *f = new_fetch(r, j, had, &err);
-  r->full = !f && (r->held || mm_prefix_cache_moving(s->groups.cache[0]) || mm_offload_copying(s)) && err.status == MM_OK;
+  r->full = !f && (r->held || mm_prefix_cache_moving(s->groups.cache) || mm_offload_copying(s)) && err.status == MM_OK;
   if (r->full) return true; /* for places of other fetches */
   if (!f) {
     mm_fail(&err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no room in host memory for %llu pages", (unsigned long long)wanted);
@@ -140,8 +140,7 @@ static void end_fetch(mm_scheduler *s, mm_fetch *f) {
   r->stats.wait_seconds += mm_now() - f->began;
   if (j) j->fetch = NULL, j->fetch_state = FETCH_CAME;
   if (f->lost && j) r->down = f->err, r->down_until = mm_now() + f->silent;
-  if (f->ok &&
-      !mm_prefix_cache_put_places(s->groups.cache[0], f->request.salt, f->token, (uint32_t)f->request.count, f->place, &f->state)) {
+  if (f->ok && !mm_prefix_cache_put_places(s->groups.cache, f->request.salt, f->token, (uint32_t)f->request.count, f->place, &f->state)) {
     mm_fail(&f->err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "the prefix cache has no room for it any more");
     f->ok = false;
   }

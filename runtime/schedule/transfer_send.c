@@ -7,10 +7,10 @@
 #include "runtime/schedule/transfer_inside.h"
 
 void mm_transfer_place(const mm_scheduler *s, uint32_t place, mm_wire_part *part) {
-  for (uint32_t r = 0; r < mm_engine_ranks(s->engine); r++) {
+  for (uint32_t i = 0; i < mm_engine_pool_parts(s->engine); i++) {
     uint64_t bytes;
-    char *const memory = mm_engine_pool_part(s->engine, r, &bytes);
-    part[r] = (mm_wire_part){memory + place * bytes, bytes};
+    char *const memory = mm_engine_pool_part(s->engine, i, &bytes);
+    part[i] = (mm_wire_part){memory + place * bytes, bytes};
   }
 }
 
@@ -18,7 +18,7 @@ void mm_transfer_profile(const mm_scheduler *s, mm_wire_profile *p) {
   const mm_transfer_config *c = &s->c.transfer;
   *p = (mm_wire_profile){{MM_WIRE_VERSION, mm_wire_word(MM_VERSION), mm_wire_word(c->device), mm_wire_word(c->cache),
                           mm_wire_word(c->index), mm_wire_word(c->inputs), c->act_quant, s->c.batch_invariant, mm_engine_ranks(s->engine),
-                          MM_PAGE, mm_engine_page_bytes(s->engine), mm_engine_state_bytes(s->engine)},
+                          MM_PAGE, mm_engine_page_bytes(s->engine), mm_engine_state_bytes(s->engine), mm_engine_groups(s->engine)},
                          c->checkpoint};
 }
 
@@ -39,9 +39,9 @@ bool mm_send_open(mm_scheduler *s, mm_err *err) {
   pthread_mutex_init(&t->lock, NULL);
   pthread_cond_init(&t->changed, NULL);
   mm_transfer_profile(s, &t->profile);
-  mm_prefix_cache_share(s->groups.cache[0]);
-  const uint32_t places = (uint32_t)mm_min(MM_SEND_PLACES, mm_prefix_cache_counted(s->groups.cache[0]).places / 2);
-  if (!places || !mm_prefix_cache_take_places(s->groups.cache[0], t->place, places))
+  mm_prefix_cache_share(s->groups.cache);
+  const uint32_t places = (uint32_t)mm_min(MM_SEND_PLACES, mm_prefix_cache_counted(s->groups.cache).places / 2);
+  if (!places || !mm_prefix_cache_take_places(s->groups.cache, t->place, places))
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
                    "found %llu bytes of host memory for pages of the prefix cache, expected at least %llu, those of two pages, to send any",
                    (unsigned long long)s->c.offload_bytes, 2 * (unsigned long long)mm_engine_page_bytes(s->engine));
@@ -77,7 +77,7 @@ static void copy_out(mm_scheduler *s, mm_sending *g, const uint32_t *page, uint3
   mm_sender *t = s->offload.sender;
   for (; g->next_page < end && t->free_count; g->next_page++) {
     const uint32_t place = t->place[t->free_count - 1];
-    if (!mm_prefix_cache_copy_out(s->groups.cache[0], page[g->next_page], place)) return;
+    if (!mm_prefix_cache_copy_out(s->groups.cache, page[g->next_page], place)) return;
     if (kept) mm_pages_release(s->pages, page[g->next_page]);
     t->free_count--;
     t->way[t->ways++] = (sent_page){g, place, g->next_page};
@@ -98,7 +98,7 @@ static void hand_over(mm_scheduler *s) {
   uint32_t left = 0;
   for (uint32_t i = 0; i < t->ways; i++) {
     const sent_page w = t->way[i];
-    if (mm_prefix_cache_place_moves(s->groups.cache[0], w.place)) {
+    if (mm_prefix_cache_place_moves(s->groups.cache, w.place)) {
       t->way[left++] = w;
       continue;
     }

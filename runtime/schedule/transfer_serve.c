@@ -74,11 +74,11 @@ static bool next_page(connection *c, ready_page *p, bool *finished) {
 
 static bool send_page(connection *c, ready_page p, mm_err *err) {
   mm_sender *t = c->t;
-  const uint32_t ranks = mm_engine_ranks(t->s->engine);
+  const uint32_t parts = mm_engine_pool_parts(t->s->engine);
   uint64_t index = p.index;
-  mm_wire_part *part = mm_calloc(ranks + (size_t)1, sizeof *part, err);
+  mm_wire_part *part = mm_calloc(parts + (size_t)1, sizeof *part, err);
   if (part) part[0] = (mm_wire_part){&index, sizeof index}, mm_transfer_place(t->s, p.place, part + 1);
-  const bool ok = part && mm_wire_send(&c->wire, MM_WIRE_PAGE, part, ranks + 1, err);
+  const bool ok = part && mm_wire_send(&c->wire, MM_WIRE_PAGE, part, parts + 1, err);
   free(part);
   return_place(t, p.place);
   if (!ok) return false;

@@ -40,7 +40,8 @@ static const struct fact {
                           {"ranks", false},
                           {"tokens of a page", false},
                           {"bytes of a page, cells of drafts included,", false},
-                          {"bytes of lightning states", false}};
+                          {"bytes of lightning states", false},
+                          {"groups of attention (--attn-tp, --dp)", false}};
 
 uint64_t mm_wire_word(const char *text) {
   uint64_t word = 0;

@@ -13,7 +13,7 @@
 
 #include "formats/hash.h"
 
-enum { MM_WIRE_VERSION = 1, MM_WIRE_TEXT = 512, MM_WIRE_BOUNDARIES = 256, MM_WIRE_BEAT_S = 1 };
+enum { MM_WIRE_VERSION = 2, MM_WIRE_TEXT = 512, MM_WIRE_BOUNDARIES = 256, MM_WIRE_BEAT_S = 1 };
 
 typedef enum mm_wire_kind {
   MM_WIRE_HELLO = 1,
@@ -26,7 +26,7 @@ typedef enum mm_wire_kind {
 } mm_wire_kind;
 
 /* Numbers, or texts of at most eight bytes (mm_wire_word), in the order of their names in transfer_wire.c. */
-enum { MM_WIRE_FACTS = 12 };
+enum { MM_WIRE_FACTS = 13 };
 typedef struct mm_wire_profile {
   uint64_t fact[MM_WIRE_FACTS];
   mm_digest checkpoint;

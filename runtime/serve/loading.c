@@ -21,10 +21,10 @@ static bool find_ends(mm_loaded *l, mm_err *err) {
   return ok;
 }
 
-/* --dp; a draft that was asked for, and moving pages to host memory, need one group of attention. */
+/* --dp; a draft that was asked for needs one group of attention. */
 static bool select_groups(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   const bool draft = c->fixed_drafts && c->scheduler.drafts && mm_pack_find_file(&l->shards.pack, MM_DFLASH_FILE);
-  const mm_groups_request r = {c->dp, c->device, c->slots, draft ? "a draft" : c->scheduler.offload_bytes ? "--kv-offload" : NULL};
+  const mm_groups_request r = {c->dp, c->device, c->slots, draft ? "a draft" : NULL};
   return mm_groups_select(&l->shards, &r, l->groups_line, err);
 }
 

@@ -130,7 +130,8 @@ def served():
             with open(s.log) as f:
                 assert says in f.read()
     with Server(made, *common, "--dp", "auto", "--kv-offload", "64M") as s, open(s.log) as f:
-        assert "1 group of 2 ranks by --dp auto: --kv-offload needs one" in f.read()
+        assert "2 groups of 1 rank by --dp auto: as the checkpoint was made" in f.read()
+        assert s.post("/v1/completions", body)["choices"][0]["text"] == replies[0]
     assert replies[0] == replies[1], replies
 
 

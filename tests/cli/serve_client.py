@@ -12,7 +12,7 @@ BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
 
 
 def convert(model, *options):
-    target = os.path.join(TMP, os.path.basename(model))
+    target = os.path.join(TMP, os.path.basename(model) + ("-groups" if "--attn-tp" in options else ""))
     if not os.path.exists(target):
         subprocess.run([f"{BIN}/minimax-convert", model, "-o", target, "--quant", "none", "-q", *options], check=True)
     return target

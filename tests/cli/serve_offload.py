@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
-where the file was damaged or cut; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused."""
+where the file was damaged or cut; with groups of attention also in another group than the one that it left; the metrics count pages and bytes, of
+an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
+import concurrent.futures
 import glob
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +14,15 @@ sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
 
 PACKED = {m: convert(f"tests/data/{m}", *extra) for m, extra in (("tiny-m1", []), ("tiny-m2", ["--tp", "2"]))}
+DEVICE = ["--device", os.environ["DEVICE"], "--batch-invariant"] if "DEVICE" in os.environ else []
+RANKS = {"tiny-m1": 2, "tiny-m2": 2 if DEVICE else 4}
+GROUPS = {m: convert(f"tests/data/{m}", "--tp", str(tp), "--attn-tp", str(tp // 2)) for m, tp in RANKS.items()}
+
+
+def devices(model):
+    """Options for the ranks, which take turns on the GPUs of $DEVICES."""
+    given = os.environ.get("DEVICES", "0").split(",")
+    return [*DEVICE, "--devices", ",".join(given[r % len(given)] for r in range(RANKS[model]))] if DEVICE else []
 
 
 def metrics(s):
@@ -41,9 +53,34 @@ def evicted(model):
         assert complete(s, text(6, 100))[0] == 99 and complete(s, text(5, 66), cache_salt="other")[0] == 0
 
 
-def on_disk():
+def across(model):
+    """While a reply runs in the group that a prompt was computed in, the other has the prompt's pages: from that group's device, then from host memory."""
+    with Server(GROUPS[model], "--kv-cache-tokens", "1536", "--max-model-len", "700", "--max-num-seqs", "2", "-t", "1", "--kv-offload", "64M", "--act-quant", "off", *devices(model)) as s:
+        first = complete(s, text(5, 100))
+        assert first[0] == 0
+        for gone in False, True:
+            if gone:  # each group has room for 12 pages and one request
+                with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                    list(pool.map(lambda i: complete(s, text(10 + i, 650)), range(2)))
+            c = s.connect()
+            c.request("POST", "/v1/completions", json.dumps({"prompt": text(8 + gone, 200), "max_tokens": 480, "stream": True, "ignore_eos": True}))
+            c.getresponse().read1(100)
+            before = s.metrics()
+            again = complete(s, text(5, 100))
+            after = s.metrics()
+            busy = [after[f'group_tokens{{group="{g}"}}'] > 200 for g in range(2)]
+            found = {k: after[k] - before[k] for k in ("offload_hits_total", "offload_in_bytes_total", "offload_out_bytes_total")}
+            assert again == (99, first[1]), (model, gone, first, again)
+            assert found["offload_hits_total"] == 1 and sum(busy) == 1, (found, busy)
+            assert gone or found["offload_out_bytes_total"] == found["offload_in_bytes_total"] > 0, found
+            c.close()
+            while s.metrics()["requests_running"]:
+                time.sleep(0.01)
+
+
+def on_disk(packed, tokens):
     """Five prompts again and again, with room for two in memory: some come from disk, and are computed when the file was damaged, then cut."""
-    with Server(PACKED["tiny-m2"], "--kv-cache-tokens", "192", "--max-model-len", "150", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "1M",
+    with Server(packed, "--kv-cache-tokens", str(tokens), "--max-model-len", "150", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "1M",
                 "--kv-offload-dir", TMP, "--kv-offload-disk", "20M") as s:
         assert not [f for f in os.listdir(TMP) if f.startswith("minimax-kv")]  # the file has no name
         file = [f for f in glob.glob(f"/proc/{s.process.pid}/fd/*") if "minimax-kv" in os.readlink(f)]
@@ -100,8 +137,14 @@ def flip(f, size):
 
 
 for name in PACKED:
-    evicted(name)
-on_disk()
+    across(name)
+    if not DEVICE:
+        evicted(name)
+if DEVICE:
+    print("pages of groups of attention: from the other group's device, and from host memory")
+    sys.exit()
+on_disk(PACKED["tiny-m2"], 192)
+on_disk(GROUPS["tiny-m2"], 384)
 idle()
 counted()
 for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),

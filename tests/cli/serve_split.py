@@ -3,7 +3,7 @@
 logprobs too, for choices, schemas, seeds and prompts that either has in its cache; the server that decodes computes no prompt of them; a server of
 prompts that is killed costs no reply, and a server of replies that is killed leaves the other as it was; what does not fit is refused;
 a server of prompts without descriptors waits for some. SOAK=N: N rounds of
-kills, and M3. GPUS=0,1: on these GPUs, the replies alone."""
+kills, and M3. GPUS=0,1: on these GPUs, the replies alone; with groups of attention each server on both."""
 import concurrent.futures
 import json
 import os
@@ -154,19 +154,27 @@ long = os.environ.get("SOAK")
 m2, m1 = convert("tests/data/tiny-m2"), convert("tests/data/tiny-m1")
 equal(m2, "m2")
 equal(m1, "m1")
+groups = [convert("tests/data/tiny-m2", *(("--tp", "2", "--attn-tp", "1") if gpus else ("--tp", "4", "--attn-tp", "2"))),
+          convert("tests/data/tiny-m1", "--tp", "2", "--attn-tp", "1", *([] if gpus else ["--pp", "2"]))]
+one_each, DEVICES = DEVICES, [["--devices", gpus]] * 2 if gpus else DEVICES
+equal(groups[0], "m2 in groups")
+equal(groups[1], "m1 in groups")
+DEVICES = one_each
 if long or gpus:
     equal("tests/data/tiny-m3-random", "m3", "--load-format", "dummy", "--dummy-quant", "bf16")
 if gpus:
     sys.exit()
-fallbacks = sum(killed(p, int(long) if long else 1) for p in ((m2, m1) if long else (m2,)))
+fallbacks = sum(killed(p, int(long) if long else 1) for p in ((m2, m1, *groups) if long else (m2, groups[0])))
 assert fallbacks or not long
 with prefill(m2) as there:
     address = f"127.0.0.1:{there.kv_port}"
     refused(m1, 2, "E_PREFILL", "--prefill-from", address)
     refused(m2, 2, "--kv-cache-dtype: found auto there, expected bf16 as here", "--prefill-from", address, "--kv-cache-dtype", "bf16")
     two = TMP + "/two"
-    subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", two, "--quant", "none", "-q", "--tp", "2"], check=True)
+    subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", two, "--quant", "none", "-q", "--tp", "2", "--attn-tp", "1"], check=True)
     refused(two, 2, "ranks: found 1 there, expected 2 as here", "--prefill-from", address)
+    with prefill(two) as other:  # pages of as many bytes, which lie otherwise
+        refused(two, 2, "groups of attention (--attn-tp, --dp): found 2 there, expected 1 as here", "--prefill-from", f"127.0.0.1:{other.kv_port}", "--dp", "1")
     refused(m2, 5, "E_IO", "--kv-listen", address)
     no_descriptors(there)
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-listen", "127.0.0.1:0")

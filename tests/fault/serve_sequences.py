@@ -8,7 +8,7 @@ come in bursts, are streamed or not, have several choices, stop strings, penalti
 middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
 calls, reasons and logprobs of every request are those of the second server, whatever ran beside; nothing is left behind; and both servers end
 well. RANKS: every model is cut for so many ranks and the first server has proposals of each kind, by lookup, DFlash and EAGLE-3; KIND: of this one
-alone (dflash, lookup, eagle3; lookup-m1: of tiny-m1)."""
+alone (dflash, lookup, eagle3; lookup-m1: of tiny-m1; groups, groups-m1: with two groups of attention)."""
 import collections
 import http.client
 import json
@@ -378,7 +378,7 @@ def model(source, chat, options, count):
         how = rng.choice(["at once", "at once", "at once", "stream", "stream", "stream", "slow", "late", "leave"])
         jobs.append((path, body, "at once" if "echo" in body and "logprobs" in body else how))  # a stream has no logprobs of its prompt
     length = rng.choice([160, 720])
-    kv = str(rng.choice([160, 192, 256]) * length // 160)
+    kv = str(rng.choice([160, 192, 256]) * length // 160 * (2 if "--attn-tp" in options else 1))  # each of two groups has a half
     drafts = rng.choice(["3", "7"]) if "--draft" in options or RANKS else rng.choice(["0", "3", "7"])
     host, disk = ["--kv-offload", rng.choice(["1M" if RANKS else "512K", "64M"])], ["--kv-offload-dir", os.environ["TMPDIR"], "--kv-offload-disk", "8M"]
     offload = rng.choice([[], host, host, host + disk])
@@ -386,7 +386,8 @@ def model(source, chat, options, count):
     if "dummy" in options:
         common += [*options, "--index-cache-dtype", rng.choice(["auto", "fp8"])]
     if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
-        common += ["--devices", ",".join(os.environ["DEVICES"].split(",")[:int(RANKS or 2) if "--tp" in options else 1])]
+        given, ranks = os.environ["DEVICES"].split(","), int(options[options.index("--tp") + 1]) if "--tp" in options else 1
+        common += ["--devices", ",".join(given[r % len(given)] for r in range(ranks))]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", drafts, *offload, *common]
     plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
@@ -437,13 +438,15 @@ def models():
     """(source, format, options of the conversion, or of a server with random weights); a draft comes last."""
     m2, m1, flash = ("tests/data/tiny-m2", "minimax-m2"), ("tests/data/tiny-m1", "minimax-m1"), ["--draft", "tests/data/tiny-m2-dflash"]
     if not RANKS:
-        return [(*m2, ["--tp", "2"]), (*m1, []), (*m2, flash), ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
+        groups = ["--tp", "2", "--attn-tp", "1"] if "DEVICE" in os.environ else ["--tp", "4", "--attn-tp", "2"]
+        return [(*m2, ["--tp", "2"]), (*m1, []), (*m2, groups), (*m1, ["--tp", "2", "--attn-tp", "1"]), (*m2, flash), ("tests/data/tiny-m2", "minimax-m3", ["--load-format", "dummy", "--dummy-quant", "bf16"])]
     chain = os.path.join(os.environ["TMPDIR"], "eagle")
     if not os.path.exists(chain):
         save(chain, EAGLE, eagle_weights([i // 2 for i in range(DRAFT_VOCAB)]))
     cut = ["--tp", RANKS]
-    kinds = {"dflash": (*m2, cut + flash), "lookup": (*m2, cut), "eagle3": (*m2, [*cut, "--draft", chain]), "lookup-m1": (*m1, cut)}
-    return [kinds[KIND]] if KIND else list(kinds.values())
+    kinds = {"dflash": (*m2, cut + flash), "lookup": (*m2, cut), "eagle3": (*m2, [*cut, "--draft", chain]), "lookup-m1": (*m1, cut),
+             "groups": (*m2, [*cut, "--attn-tp", str(int(RANKS) // 2)]), "groups-m1": (*m1, [*cut, "--attn-tp", str(int(RANKS) // 2)])}
+    return [kinds[KIND]] if KIND else [kinds[k] for k in kinds if not k.startswith("groups")]
 
 
 MODELS = models()

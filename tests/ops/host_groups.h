@@ -81,6 +81,8 @@ static void check_sampled(const mm_shards *shards) {
   }
   for (; ok && outstanding; outstanding--) ok = mm_engine_collect(e, got, &err);
   report("groups: tokens sampled on the device", ok && mm_engine_queues(e), err.text);
+  for (uint32_t s = 0; s < SLOTS; s++) mm_engine_drop(e, s); /* a group has four pages */
+  report("groups: pages moved, also from one to the other", ok && move_pages(e, &err), err.text);
   close_engine(e, "its calls and its memory");
 }
 

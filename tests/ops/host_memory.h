@@ -23,26 +23,57 @@ static bool choose_step(mm_engine *e, mm_err *err) {
   return mm_engine_queue(e, &(mm_batch){SLOTS, id, SLOTS, span, SLOTS, out, set, NULL}, err) && mm_engine_collect(e, chosen, err);
 }
 
-/* Bytes of places that go to pages of the device come back in other places, all of every rank, neighbours copied together or not. */
-static bool move_pages(mm_engine *e, mm_err *err) {
-  enum { PAGES = 3, PLACES = 9 };
-  uint32_t page[PAGES];
-  uint64_t number, oldest, bytes;
-  bool ok = mm_engine_pool(e, PLACES, err);
-  for (uint32_t i = 0; ok && i < PAGES; i++) ok = mm_pages_take(mm_engine_pages(e), &page[i]);
-  for (uint32_t r = 0; ok && r < mm_engine_ranks(e); r++) {
+enum { MOVED_PAGES = 3, MOVED_PLACES = 9 };
+
+/* Other bytes in every place, part and group. */
+static void fill_pool(mm_engine *e, uint32_t group) {
+  for (uint32_t r = 0; r < mm_engine_pool_parts(e); r++) {
+    uint64_t bytes;
     char *at = mm_engine_pool_part(e, r, &bytes);
-    for (uint64_t i = 0; i < PLACES * bytes; i++) at[i] = (char)((i * i + r + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 56);
+    for (uint64_t i = 0; i < MOVED_PLACES * bytes; i++) at[i] = (char)((i * i + r + 9 * group + 1) * UINT64_C(0x9e3779b97f4a7c15) >> 56);
   }
-  const mm_page_move move[] = {{page[0], 0, true},  {page[1], 1, true},  {page[2], 2, true},
-                               {page[2], 5, false}, {page[1], 4, false}, {page[0], 8, false}};
-  ok = ok && mm_engine_move(e, move, 2, &number, err) && mm_engine_move(e, move + 2, 4, &number, err) &&
-       mm_engine_moved(e, true, &oldest, err) && oldest > number;
-  for (uint32_t r = 0; ok && r < mm_engine_ranks(e); r++) {
+}
+
+/* In every part places `from` and `to` hold the same, or not. */
+static bool same_places(const mm_engine *e, uint32_t from, uint32_t to, uint32_t count) {
+  bool same = true;
+  for (uint32_t r = 0; r < mm_engine_pool_parts(e); r++) {
+    uint64_t bytes;
     const char *at = mm_engine_pool_part(e, r, &bytes);
-    ok = memcmp(at, at + 8 * bytes, bytes) == 0 && memcmp(at + bytes, at + 4 * bytes, 2 * bytes) == 0 && memcmp(at, at + bytes, bytes) != 0;
+    same = same && memcmp(at + from * bytes, at + to * bytes, count * bytes) == 0;
   }
-  for (uint32_t i = 0; i < PAGES; i++) mm_pages_release(mm_engine_pages(e), page[i]);
+  return same;
+}
+
+static bool move_one(mm_engine *e, mm_page_move move, mm_err *err) {
+  uint64_t number, oldest;
+  return mm_engine_move(e, &move, 1, &number, err) && mm_engine_moved(e, true, &oldest, err) && oldest > number;
+}
+
+/* A page of the group goes through place 6 to the first page of another group, whose bytes go to place 7. */
+static bool move_across(mm_engine *e, uint32_t from, uint32_t to, mm_err *err) {
+  return move_one(e, (mm_page_move){from, 6, false}, err) && move_one(e, (mm_page_move){to, 6, true}, err) &&
+         move_one(e, (mm_page_move){to, 7, false}, err) && same_places(e, 0, 7, 1) && !same_places(e, 1, 7, 1);
+}
+
+/* Bytes of places that go to pages of a group come back in other places, all of every rank, neighbours copied together or not. */
+static bool move_pages(mm_engine *e, mm_err *err) {
+  const uint32_t groups = mm_engine_groups(e);
+  uint32_t page[4][MOVED_PAGES]; /* of at most four groups */
+  uint64_t number, oldest;
+  mm_pages *p = mm_engine_pages(e);
+  bool ok = mm_engine_pool(e, MOVED_PLACES, err);
+  for (uint32_t i = 0; ok && i < groups * MOVED_PAGES; i++) ok = mm_pages_take(p, i / MOVED_PAGES, &page[i / MOVED_PAGES][i % MOVED_PAGES]);
+  for (uint32_t g = 0; ok && g < groups; g++) {
+    const uint32_t *own = page[g];
+    const mm_page_move move[] = {{own[0], 0, true},  {own[1], 1, true},  {own[2], 2, true},
+                                 {own[2], 5, false}, {own[1], 4, false}, {own[0], 8, false}};
+    fill_pool(e, g);
+    ok = mm_engine_move(e, move, 2, &number, err) && mm_engine_move(e, move + 2, 4, &number, err) &&
+         mm_engine_moved(e, true, &oldest, err) && oldest > number && same_places(e, 0, 8, 1) && same_places(e, 1, 4, 2) &&
+         !same_places(e, 0, 1, 1) && (groups == 1 || move_across(e, own[0], page[(g + 1) % groups][0], err));
+  }
+  for (uint32_t i = 0; ok && i < groups * MOVED_PAGES; i++) mm_pages_release(p, page[i / MOVED_PAGES][i % MOVED_PAGES]);
   return ok || mm_fail(err, MM_BUG, "E_TEST", mm_at(NULL, NULL), "pages that were moved hold other bytes");
 }
 

@@ -323,7 +323,7 @@ struct schedule {
     const uint32_t n = (uint32_t)page->size();
     std::vector<uint32_t> fresh, place(PLACES);
     mm_pages *const p = mm_engine_pages(x.engine);
-    for (uint32_t taken; fresh.size() < n && mm_pages_take(p, &taken);) fresh.push_back(taken);
+    for (uint32_t taken; fresh.size() < n && mm_pages_take(p, 0, &taken);) fresh.push_back(taken);
     const bool all = fresh.size() == n;
     for (uint32_t i = 0; i < PLACES; i++) place[i] = order == 1 ? PLACES - 1 - i : i;
     for (uint32_t i = 0; order == 2 && i < PLACES; i++) std::swap(place[i], place[i + g_rng.below(PLACES - i)]);

@@ -1,5 +1,6 @@
 /* The prefix cache against a list of everything that was put into it: what it finds is the longest that is there, in pages that hold these
- * very tokens, with the states after the last of them; short of room it forgets what was used longest ago, and no page is lost. */
+ * very tokens, with the states after the last of them; short of room it forgets what was used longest ago, and no page is lost. With groups
+ * of attention each has its own pages, and what left one comes back to any. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 #include "runtime/schedule/prefix_cache.h"
 #include "tests/unit/unit.h"
 
-enum { PAGES = 400, LENGTH = 5 * MM_PAGE, PUTS = 300, PER_SLOT = LENGTH / MM_PAGE };
+enum { PAGES = 400, GROUPS = 3, LENGTH = 5 * MM_PAGE, PUTS = 300, PER_SLOT = LENGTH / MM_PAGE };
 
 static uint64_t seed = 1;
 static uint32_t below(uint32_t n) {
@@ -17,48 +18,58 @@ static uint32_t below(uint32_t n) {
 
 typedef struct text {
   uint64_t salt;
-  uint32_t count;
+  uint32_t count, group; /* where it was put */
   int32_t token[LENGTH];
 } text;
 
 typedef struct fixture {
   mm_pages *pages;
+  uint32_t groups;
   mm_prefix_cache *cache;
-  int32_t content[PAGES][MM_PAGE]; /* what was written to a page */
-  uint32_t written[PAGES];         /* tokens of it */
-  text put[PUTS];                  /* the list */
+  int32_t content[GROUPS * PAGES][MM_PAGE]; /* what was written to a page */
+  uint32_t written[GROUPS * PAGES];         /* tokens of it */
+  text put[PUTS];                           /* the list */
   uint32_t puts;
 } fixture;
 
-static fixture *open_group(uint64_t state_bytes, uint64_t budget) {
+/* Each of so many groups has `pages` pages and a slot. */
+static fixture *open_groups(uint32_t groups, uint32_t pages, uint64_t state_bytes, uint64_t budget) {
   mm_err err = {0};
   fixture *w = calloc(1, sizeof *w);
   assert_non_null(w);
-  w->pages = mm_pages_open(PAGES, 1, LENGTH, &err);
+  w->groups = groups;
+  w->pages = mm_pages_open_groups(groups, groups * pages, groups, LENGTH, &err);
   w->cache = mm_prefix_cache_open(w->pages, state_bytes, budget, &err);
   assert_true(w->pages && w->cache);
   return w;
 }
 
-static void check_pages(const fixture *w) {
-  uint32_t held[PAGES] = {0};
+static fixture *open_group(uint64_t state_bytes, uint64_t budget) { return open_groups(1, PAGES, state_bytes, budget); }
+
+static void check_held(const fixture *w) {
+  uint32_t held[GROUPS * PAGES] = {0};
   mm_err err = {0};
   mm_prefix_cache_held(w->cache, held);
   if (!mm_pages_check(w->pages, held, &err)) fail_msg("%s", err.text);
-  assert_int_equal(mm_pages_count(w->pages) - mm_pages_free(w->pages), mm_prefix_cache_pages(w->cache));
+}
+
+static void check_pages(const fixture *w) {
+  check_held(w);
+  for (uint32_t g = 0; g < w->groups; g++)
+    assert_int_equal(mm_pages_each(w->pages) - mm_pages_free_in(w->pages, g), mm_prefix_cache_pages(w->cache, g));
 }
 
 static void close_group(fixture *w) {
   check_pages(w);
   mm_prefix_cache_close(w->cache);
-  assert_int_equal(mm_pages_free(w->pages), PAGES);
+  assert_int_equal(mm_pages_free(w->pages), mm_pages_count(w->pages));
   mm_pages_close(w->pages);
   free(w);
 }
 
 /* Texts branch often: each goes on from a place of an older one. */
 static text random_text(const fixture *w) {
-  text t = {.salt = below(2), .count = 1 + below(LENGTH)};
+  text t = {.salt = below(2), .count = 1 + below(LENGTH), .group = w->groups > 1 ? below(w->groups) : 0};
   uint32_t from = 0;
   if (w->puts && below(5)) {
     const text *old = &w->put[below(w->puts)];
@@ -86,23 +97,31 @@ static uint32_t alike(const text *a, const text *b) {
 static bool put(fixture *w, const text *t, bool state) {
   mm_err err = {0};
   uint32_t copies;
-  if (!mm_pages_reserve(w->pages, &(mm_page_want){0, 0, t->count}, 1, NULL, &copies, &err)) return false;
-  const uint32_t *page = mm_pages_table(w->pages);
+  if (!mm_pages_reserve(w->pages, &(mm_page_want){t->group, 0, t->count}, 1, NULL, &copies, &err)) return false;
+  const uint32_t *page = mm_pages_table(w->pages) + (size_t)t->group * mm_pages_per_slot(w->pages);
   for (uint32_t i = 0; i < t->count; i++) w->content[page[i / MM_PAGE]][i % MM_PAGE] = t->token[i];
   for (uint32_t i = 0; i < t->count; i += MM_PAGE) w->written[page[i / MM_PAGE]] = (uint32_t)mm_min(MM_PAGE, t->count - i);
   if (!state) mm_prefix_cache_put(w->cache, t->salt, t->token, t->count, page);
   uint64_t *capacity = state ? mm_prefix_cache_put_state(w->cache, t->salt, t->token, t->count, page) : NULL;
   if (capacity) *capacity = digest(t->token, t->count);
-  mm_pages_cut(w->pages, 0, 0);
+  mm_pages_cut(w->pages, t->group, 0);
   w->put[w->puts++] = *t;
   return true;
+}
+
+/* Tokens of t that others have in common with it, in whole pages: those that were put in its group. */
+static uint32_t whole_pages(const fixture *w, const text *t, uint32_t most) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < w->puts; i++)
+    if (w->put[i].group == t->group) n = (uint32_t)mm_max(n, mm_min(most, alike(t, &w->put[i])));
+  return n / MM_PAGE * MM_PAGE;
 }
 
 /* A found prefix is true, and as long as the list says, where nothing was evicted. */
 static uint32_t find(const fixture *w, const text *t, uint32_t most, bool state, bool all) {
   uint32_t page[PER_SLOT];
   const void *saved;
-  const uint32_t n = mm_prefix_cache_find(w->cache, t->salt, t->token, most, page, &saved);
+  const uint32_t n = mm_prefix_cache_find(w->cache, t->group, t->salt, t->token, most, page, &saved);
   uint32_t want = 0;
   for (uint32_t i = 0; i < w->puts; i++) {
     uint32_t same = (uint32_t)mm_min(most, alike(t, &w->put[i]));
@@ -112,6 +131,7 @@ static uint32_t find(const fixture *w, const text *t, uint32_t most, bool state,
   if (all) assert_int_equal(n, want);
   assert_true(n <= want);
   for (uint32_t i = 0; i < n; i++) {
+    assert_int_equal(mm_pages_group_of(w->pages, page[i / MM_PAGE]), t->group);
     assert_true(mm_pages_references(w->pages, page[i / MM_PAGE]) > 0 && w->written[page[i / MM_PAGE]] > i % MM_PAGE);
     assert_int_equal(w->content[page[i / MM_PAGE]][i % MM_PAGE], t->token[i]);
   }
@@ -120,36 +140,43 @@ static uint32_t find(const fixture *w, const text *t, uint32_t most, bool state,
   return n;
 }
 
-static void random_texts(bool state, uint64_t budget, bool all) {
-  fixture *w = open_group(state ? sizeof(uint64_t) : 0, budget);
+static void random_texts(uint32_t groups, bool state, uint64_t budget, bool all) {
+  fixture *w = open_groups(groups, PAGES, state ? sizeof(uint64_t) : 0, budget);
   uint32_t evicted = 0, found = 0;
   while (w->puts < PUTS) {
     const text t = random_text(w);
-    found += find(w, &t, t.count, state, all && !evicted) > 0;
-    found += find(w, &t, 1 + below(t.count), state, all && !evicted) > 0;
+    const uint32_t n = find(w, &t, t.count, state, all && !evicted && groups == 1);
+    if (all && !evicted && !state) assert_true(n >= whole_pages(w, &t, t.count));
+    found += n > 0;
+    found += find(w, &t, 1 + below(t.count), state, all && !evicted && groups == 1) > 0;
     for (bool done = false; !done;) {
       done = put(w, &t, state);
-      if (!done) assert_true(mm_prefix_cache_evict(w->cache));
+      if (!done) assert_true(mm_prefix_cache_evict(w->cache, t.group));
       evicted += !done;
     }
     assert_true(mm_prefix_cache_state_bytes(w->cache) <= budget);
     if (w->puts % 20 == 0) check_pages(w);
   }
-  print_message("%u found, %u evicted, %u pages, %llu bytes of states\n", found, evicted, mm_prefix_cache_pages(w->cache),
-                (unsigned long long)mm_prefix_cache_state_bytes(w->cache));
-  assert_true(found > 50);
-  while (mm_prefix_cache_evict(w->cache)) {}
-  assert_int_equal(mm_prefix_cache_pages(w->cache), 0);
+  print_message("%u groups: %u found, %u evicted, %u pages, %llu bytes of states\n", groups, found, evicted,
+                mm_prefix_cache_pages(w->cache, 0), (unsigned long long)mm_prefix_cache_state_bytes(w->cache));
+  assert_true(found > (all ? 50 : 8));
+  for (uint32_t g = 0; g < groups; g++) {
+    if (g == 1) mm_prefix_cache_clear_group(w->cache, g);
+    while (g != 1 && mm_prefix_cache_evict(w->cache, g)) {}
+    assert_int_equal(mm_prefix_cache_pages(w->cache, g), 0);
+    check_pages(w);
+  }
   assert_int_equal(mm_prefix_cache_state_bytes(w->cache), 0);
   close_group(w);
 }
 
 TEST(test_random) {
-  for (uint32_t i = 0; i < 5; i++) {
-    random_texts(false, 0, true);
-    random_texts(true, 1 << 20, true);
-    random_texts(true, 10 * sizeof(uint64_t), false);
-  }
+  for (uint32_t i = 0; i < 5; i++)
+    for (uint32_t groups = 1; groups <= GROUPS; groups++) {
+      random_texts(groups, false, 0, true);
+      random_texts(groups, true, 1 << 20, true);
+      random_texts(groups, true, 10 * sizeof(uint64_t), false);
+    }
 }
 
 /* ---- a host pool, and a disk behind it ---- */
@@ -190,19 +217,31 @@ static void copy_blocks(fixture *w, bool all, uint32_t fail) {
   if (all) assert_false(mm_prefix_cache_copying(w->cache));
 }
 
+/* The moves of a group's device are made in order; those of several do not wait for one another. */
+static void make_moves(fixture *w) {
+  const uint32_t first = w->groups > 1 ? below(w->groups) : 0;
+  for (uint32_t g = 0; g < w->groups; g++)
+    for (uint32_t i = 0; i < host.moves; i++) {
+      const mm_page_move m = host.move[i];
+      if (mm_pages_group_of(w->pages, m.page) != (first + g) % w->groups) continue;
+      copy_cells(w->content[m.page], &w->written[m.page], host.content[m.place], &host.written[m.place], m.in);
+    }
+  host.moves = 0;
+  mm_prefix_cache_moved(w->cache, UINT64_MAX);
+}
+
 /* Lists what the cache wants moved; the copies are made now, or later, as the pages are by then. */
 static void move_pages(fixture *w, bool now, uint32_t fail) {
-  const mm_page_move *move;
-  const uint32_t count = mm_prefix_cache_moves(w->cache, &move);
-  assert_true(host.moves + count <= MOVES);
-  if (count) memcpy(host.move + host.moves, move, count * sizeof *move);
-  host.moves += count;
-  mm_prefix_cache_issued(w->cache, ++host.number);
-  for (uint32_t i = 0; now && i < host.moves; i++) {
-    const mm_page_move m = host.move[i];
-    copy_cells(w->content[m.page], &w->written[m.page], host.content[m.place], &host.written[m.place], m.in);
-  }
-  if (now) host.moves = 0, mm_prefix_cache_moved(w->cache, UINT64_MAX), assert_false(mm_prefix_cache_moving(w->cache));
+  do {
+    const mm_page_move *move;
+    const uint32_t count = mm_prefix_cache_moves(w->cache, &move);
+    assert_true(host.moves + count <= MOVES);
+    if (count) memcpy(host.move + host.moves, move, count * sizeof *move);
+    host.moves += count;
+    mm_prefix_cache_issued(w->cache, ++host.number);
+    if (now) make_moves(w);
+  } while (mm_prefix_cache_listed(w->cache)); /* second halves of those between groups */
+  if (now) assert_false(mm_prefix_cache_moving(w->cache));
   copy_blocks(w, now, fail);
 }
 
@@ -210,22 +249,19 @@ static void move_pages(fixture *w, bool now, uint32_t fail) {
 static bool fetch(fixture *w, const text *t, uint32_t most, bool now, uint32_t fail) {
   mm_prefix_cache_coming n;
   for (uint32_t i = 0; i < 20; i++) {
-    n = mm_prefix_cache_fetch(w->cache, t->salt, t->token, most, true);
+    n = mm_prefix_cache_fetch(w->cache, t->group, t->salt, t->token, most, true);
     move_pages(w, now, fail);
     if (!now || !(n.loading || n.reading)) return now;
   }
   return true;
 }
 
-/* What was put is found, for ever where the pool, or the disk behind it, has room for all of it, though the device has few pages. */
-static void random_pool(bool state, uint32_t places, uint32_t blocks, uint32_t fail) {
-  fixture *w = open_group(state ? sizeof(uint64_t) : 0, 1 << 20);
+/* What was put in any group is found in any, for ever where the pool, or the disk behind it, has room for all of it, though the devices
+ * have few pages. */
+static void random_pool(uint32_t groups, bool state, uint32_t places, uint32_t blocks, uint32_t fail) {
+  fixture *w = open_groups(groups, FEW, state ? sizeof(uint64_t) : 0, 1 << 20);
   mm_err err = {0};
-  mm_prefix_cache_close(w->cache);
-  mm_pages_close(w->pages);
-  w->pages = mm_pages_open(FEW, 1, LENGTH, &err);
-  w->cache = mm_prefix_cache_open(w->pages, state ? sizeof(uint64_t) : 0, 1 << 20, &err);
-  assert_true(w->pages && w->cache && mm_prefix_cache_offload(w->cache, places, &err));
+  assert_true(mm_prefix_cache_offload(w->cache, places, &err));
   assert_true(!blocks || mm_prefix_cache_disk(w->cache, blocks, &err));
   host.moves = host.copies = 0;
   const bool lasts = (places == PLACES || blocks == PLACES) && !fail;
@@ -238,39 +274,37 @@ static void random_pool(bool state, uint32_t places, uint32_t blocks, uint32_t f
       found += find(w, &t, most, state, there && lasts) > 0;
     }
     while (!put(w, &t, state)) {
-      const bool more = mm_prefix_cache_evict(w->cache);
+      const bool more = mm_prefix_cache_evict(w->cache, t.group);
       assert_true(more || mm_prefix_cache_moving(w->cache));
       move_pages(w, !more || blocks || !below(3), fail);
       mm_prefix_cache_spill(w->cache);
     }
     mm_prefix_cache_spill(w->cache);
     move_pages(w, blocks, fail); /* places are free before they are needed */
-    uint32_t held[FEW] = {0};
-    mm_prefix_cache_held(w->cache, held);
-    if (!mm_pages_check(w->pages, held, &err)) fail_msg("%s", err.text);
+    if (below(40) == 0 && !lasts) mm_prefix_cache_clear_group(w->cache, below(groups));
+    check_held(w);
   }
   const mm_prefix_cache_counts n = mm_prefix_cache_counted(w->cache);
-  print_message("%u found; %llu pages out, %llu in, %u of %u places used; %llu written, %llu read, %llu failed, %u of %u blocks used\n",
-                found, (unsigned long long)n.out, (unsigned long long)n.in, n.offloaded, n.places, (unsigned long long)n.written,
-                (unsigned long long)n.read, (unsigned long long)n.failed, n.on_disk, n.blocks);
-  assert_true(found > 20 && n.in > (lasts ? 100 : 0) && (!blocks || n.read > (lasts ? 100 : 0)));
+  print_message(
+      "%u groups: %u found; %llu pages out, %llu in, %u of %u places used; %llu written, %llu read, %llu failed, %u of %u blocks used\n",
+      groups, found, (unsigned long long)n.out, (unsigned long long)n.in, n.offloaded, n.places, (unsigned long long)n.written,
+      (unsigned long long)n.read, (unsigned long long)n.failed, n.on_disk, n.blocks);
+  assert_true(found > 20 && n.in > (lasts ? 50 : 0) && (!blocks || n.read > (lasts ? 50 : 0)));
   move_pages(w, true, 0);
   mm_prefix_cache_clear(w->cache);
   assert_true(mm_prefix_cache_counted(w->cache).offloaded == 0 && mm_prefix_cache_counted(w->cache).on_disk == 0);
-  mm_prefix_cache_close(w->cache);
-  assert_int_equal(mm_pages_free(w->pages), FEW);
-  mm_pages_close(w->pages);
-  free(w);
+  close_group(w);
 }
 
 TEST(test_pool) {
-  for (uint32_t state = 0; state < 2; state++) {
-    random_pool(state, PLACES, 0, 0);
-    random_pool(state, 40, 0, 0);
-    random_pool(state, 6, 0, 0);
-    random_pool(state, 40, PLACES, 0);
-    random_pool(state, 40, PLACES, 9);
-    random_pool(state, 12, 30, 0);
+  for (uint32_t i = 0; i < 2 * GROUPS; i++) {
+    const uint32_t groups = 1 + i / 2, state = i % 2;
+    random_pool(groups, state, PLACES, 0, 0);
+    random_pool(groups, state, 40, 0, 0);
+    random_pool(groups, state, 6, 0, 0);
+    random_pool(groups, state, 40, PLACES, 0);
+    random_pool(groups, state, 40, PLACES, 9);
+    random_pool(groups, state, 12, 30, 0);
   }
 }
 
@@ -289,23 +323,23 @@ TEST(test_order) {
     assert_int_equal(find(w, &t[0], 70, state, true), 70);
     uint32_t page[2], used;
     const void *saved;
-    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[1].token, 70, page, &saved), 70);
     mm_pages_hold(w->pages, page[1]); /* as a slot would */
-    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[0].token, 70, page, &saved), 70);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[0].token, 70, page, &saved), 70);
     if (state) { /* a fourth snapshot takes the place of the oldest, whose page goes with it */
-      used = mm_prefix_cache_pages(w->cache);
+      used = mm_prefix_cache_pages(w->cache, 0);
       assert_true(put(w, &t[3], true));
-      assert_int_equal(mm_prefix_cache_pages(w->cache), used);
-      assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[2].token, 64, page, &saved), 0);
+      assert_int_equal(mm_prefix_cache_pages(w->cache, 0), used);
+      assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[2].token, 64, page, &saved), 0);
     } else {
-      assert_true(mm_prefix_cache_evict(w->cache));
-      assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[2].token, 64, page, &saved), 0);
+      assert_true(mm_prefix_cache_evict(w->cache, 0));
+      assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[2].token, 64, page, &saved), 0);
     }
-    assert_true(mm_prefix_cache_evict(w->cache)); /* not the second page of t[1], nor with it the first */
-    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
-    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[0].token, 70, page, &saved), state ? 0 : 64);
-    assert_int_equal(mm_prefix_cache_find(w->cache, 1, t[1].token, 70, page, &saved), 0);
-    assert_int_equal(mm_prefix_cache_find(w->cache, 0, t[1].token, 70, page, &saved), 70);
+    assert_true(mm_prefix_cache_evict(w->cache, 0)); /* not the second page of t[1], nor with it the first */
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[1].token, 70, page, &saved), 70);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[0].token, 70, page, &saved), state ? 0 : 64);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, 1, t[1].token, 70, page, &saved), 0);
+    assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t[1].token, 70, page, &saved), 70);
     mm_pages_release(w->pages, page[1]);
     close_group(w);
   }
@@ -316,7 +350,7 @@ TEST(test_budget) {
   fixture *w = open_group(8, 7);
   const text t = letters(0, 1, 100);
   assert_true(put(w, &t, true));
-  assert_int_equal(mm_prefix_cache_pages(w->cache), 0);
+  assert_int_equal(mm_prefix_cache_pages(w->cache, 0), 0);
   close_group(w);
 }
 

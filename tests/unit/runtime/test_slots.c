@@ -150,6 +150,49 @@ TEST(test_refused) {
   close_group(&w);
 }
 
+/* What a slot of one group computed goes on, to the bit, in a slot of another: its pages go there through places, whose parts both groups'
+ * ranks have in common, and states lie alike in both. */
+static void across_groups(mm_model m, uint32_t stage) {
+  enum { AT = 130, COUNT = 3 };
+  fixture w;
+  mm_err err = {0};
+  open_groups(&w, m, 4, 2, stage, 0, IN_F32);
+  mm_engine *e = w.engine;
+  mm_pages *p = mm_engine_pages(e);
+  void *state = malloc(mm_engine_state_bytes(e) + 1);
+  uint64_t number, oldest, bytes;
+  uint32_t page[COUNT];
+  mm_page_move move[COUNT];
+  feed_ok(&w, 2, 0, 0, AT);
+  if (!mm_engine_save(e, 2, state, &err) || !mm_engine_pool(e, 5, &err)) fail_msg("%s", err.text);
+  assert_int_equal(mm_engine_pool_parts(e), stage ? 4 : 2);
+  for (uint32_t i = 0; i < mm_engine_pool_parts(e); i++) assert_non_null(mm_engine_pool_part(e, i, &bytes));
+  for (uint32_t i = 0; i < COUNT; i++)
+    move[i] = (mm_page_move){mm_pages_table(p)[(size_t)2 * mm_pages_per_slot(p) + i], i ? 4 - i : 1, false};
+  assert_true(mm_engine_move(e, move, COUNT, &number, &err) && mm_engine_moved(e, true, &oldest, &err) && oldest > number);
+  mm_engine_drop(e, 2);
+  for (uint32_t i = 0; i < COUNT; i++) {
+    assert_true(mm_pages_take(p, 1, &page[i]));
+    assert_int_equal(mm_pages_group_of(p, page[i]), 1);
+    move[i] = (mm_page_move){page[i], move[i].place, true};
+  }
+  assert_true(mm_engine_move(e, move, COUNT, &number, &err) && mm_engine_moved(e, true, &oldest, &err));
+  assert_true(mm_engine_resume(e, 3, page, NULL, AT, state, &err));
+  for (uint32_t i = 0; i < COUNT; i++) mm_pages_release(p, page[i]);
+  feed_ok(&w, 3, 0, AT, LENGTH - AT);
+  same(&w, 0, 0, LENGTH);
+  free_again(&w);
+  free(state);
+  close_group(&w);
+}
+
+TEST(test_across_groups) {
+  across_groups(ref_dims(MM_FAMILY_M2, false), 0);
+  across_groups(ref_dims(MM_FAMILY_M2, false), 1);
+  across_groups(ref_dims(MM_FAMILY_M1, true), 1);
+  across_groups(ref_dims(MM_FAMILY_M3, false), 0);
+}
+
 /* Slots of different groups share nothing; no other group's pages, and no run that needs one group alone. */
 TEST(test_groups_refused) {
   fixture w;
@@ -166,9 +209,6 @@ TEST(test_groups_refused) {
   assert_false(mm_engine_resume(w.engine, 1, page, NULL, 65, NULL, &err));
   assert_non_null(strstr(err.text, "expected that of the slot, 1"));
   assert_true(mm_engine_resume(w.engine, 4, page, NULL, 65, NULL, &err));
-  err = (mm_err){0};
-  assert_false(mm_engine_pool(w.engine, 4, &err));
-  assert_string_equal(err.code, "E_PARALLEL");
   mm_ops one = mm_ops_cpu;
   one.name = "one", one.ranks.gather = NULL;
   const uint32_t tap = 0;

@@ -168,7 +168,7 @@ static void open_sender(pair *p) {
 /* The engine that decodes has these ops. `from`: NULL, or another address than the proxy's. */
 static void pair_open(pair *p, uint32_t k, uint32_t tp, uint32_t places, uint32_t least, const mm_ops *ops) {
   mm_err err = {0};
-  const mm_limits l = {.max_tokens = 64, .slots = 6, .pages = places < 20 ? 10 : 30};
+  const mm_limits l = {.max_tokens = 64, .slots = 6, .pages = (places < 20 ? 10 : 30) * (serving_attn_tp ? tp / serving_attn_tp : 1)};
   *p = (pair){.c = {.step_tokens = 40, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 18, .report = count_report}};
   serving_open_ops(&p->w, k < 2 ? kind(k) : ref_dims(MM_FAMILY_M3, false), tp, ops, l, p->c);
   mm_limits other = l;
@@ -233,6 +233,28 @@ TEST(test_random) {
   assert_true(atomic_load(&proxy.damaged) > 0 && atomic_load(&reported) > 0);
 }
 
+/* Both sides have two groups of attention: a page that one of them computed is sent, and becomes the other side's of any group. */
+TEST(test_groups) {
+  const mm_ops ops = poisoning();
+  pair p;
+  mm_scheduler_stats t;
+  serving_attn_tp = 1;
+  for (uint32_t k = 0; k < 3; k++) {
+    pair_open(&p, k, 2, 600, 1, &ops);
+    random_requests(&p.w, UINT32_MAX, 1);
+    serving_settled(&p.w, &t);
+    assert_true(t.transfer.fetched > 0 && t.transfer.pages_in >= t.transfer.fetched);
+    assert_int_equal(t.transfer.fallbacks, 0);
+    pair_close(&p);
+  }
+  pair_open(&p, 1, 2, 9, 60, &ops);
+  atomic_store(&proxy.faults, 2);
+  random_requests(&p.w, UINT32_MAX, 1);
+  atomic_store(&proxy.faults, 0);
+  pair_close(&p);
+  serving_attn_tp = 0;
+}
+
 /* ---- peers that do not keep to the protocol ---- */
 
 static atomic_bool never;
@@ -283,7 +305,7 @@ TEST(test_bad_requests) {
   pair p;
   pair_open(&p, 1, 1, 100, 1, &ops);
   mm_wire w = greet(&p, &other); /* of a peer with another version, whose profile becomes the sender's */
-  refused(&w, "version of the protocol: found 0 there, expected 1");
+  refused(&w, "version of the protocol: found 0 there, expected 2");
   const char *const odd = "does not belong there";
   send_request(&p, (mm_wire_request){.count = 10}, id, 9 * sizeof *id, odd);
   send_request(&p, (mm_wire_request){.count = 0}, id, 4, odd);
