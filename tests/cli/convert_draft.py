@@ -269,6 +269,8 @@ def by_default(out, tmp):
     if DEVICE:
         return
     assert "draft is left out: E_PARALLEL" in (log := said(tmp + "/stages")) and "by prompt lookup\n" in log, log
+    assert run("convert", out, "-o", tmp + "/halves", "--tp", "2", "--attn-tp", "1", "-q") == (0, "")
+    assert "draft is left out: E_PARALLEL" in (log := said(tmp + "/halves", "--dp", "2")) and "by prompt lookup\n" in log, log
     # Memory for a sequence, but not for the draft's cells too.
     given = ("serve", out, "--check", "--max-model-len", "256", "-t", "1", "--gpu-memory-utilization")
     page, ram = (int(run(*given, "1e-9", "--drafts", "0")[1].split(word)[at].split()[0].strip(",")) for word, at in ((" needs ", 1), ("bytes free of ", 1)))
