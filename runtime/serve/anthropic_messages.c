@@ -62,7 +62,9 @@ static bool read_system(mm_call *c, mm_message *m, size_t *n, mm_err *err) {
 /* ---- Messages ---- */
 
 static bool read_result(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
-  *m = (mm_message){.role = MM_ROLE_TOOL, .call_id = mm_str_of(mm_value_get(v, "tool_use_id"))};
+  const mm_value *id;
+  if (!mm_field(c, v, "tool_use_id", MM_VALUE_STRING, &id)) return false;
+  *m = (mm_message){.role = MM_ROLE_TOOL, .call_id = mm_str_of(id)};
   if (!read_texts(c, mm_value_get(v, "content"), m, err)) return false;
   if (m->part_count) return true;
   static const mm_chat_part nothing = {.text = {"", 0}, .owner = MM_OWNER_USER};
@@ -88,18 +90,21 @@ static bool read_user(mm_call *c, const mm_value *content, mm_message *m, size_t
 }
 
 static bool read_use(mm_call *c, const mm_value *v, mm_chat_call *call) {
-  const mm_value *name = mm_value_get(v, "name"), *input = mm_value_get(v, "input");
+  const mm_value *name = mm_value_get(v, "name"), *input = mm_value_get(v, "input"), *id;
   if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "messages", "messages: a tool_use block has no name");
   if (input && input->type != MM_VALUE_OBJECT)
     return mm_refuse(c, 400, "messages", "messages: the input of a tool_use block is %s, expected an object", mm_value_word(input));
-  *call = (mm_chat_call){.id = mm_str_of(mm_value_get(v, "id")), .name = mm_str_of(name)};
+  if (!mm_field(c, v, "id", MM_VALUE_STRING, &id)) return false;
+  *call = (mm_chat_call){.id = mm_str_of(id), .name = mm_str_of(name)};
   if (input) call->arguments = (mm_str){input->raw, input->raw_n};
   return true;
 }
 
 /* Thinking of several blocks is joined. */
 static bool add_thinking(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
-  const mm_str more = mm_str_of(mm_value_get(v, "thinking"));
+  const mm_value *thinking;
+  if (!mm_field(c, v, "thinking", MM_VALUE_STRING, &thinking)) return false;
+  const mm_str more = mm_str_of(thinking);
   if (!more.p || !m->reasoning.p) {
     if (more.p) m->reasoning = more;
     return true;

@@ -162,7 +162,7 @@ static bool start(mm_call *c, mm_err *err) {
 /* ---- The reply ---- */
 
 static void token(mm_choice *ch, const mm_token *t) {
-  if (t->logprobs && t->id >= 0) add_logprobs(ch, t);
+  if (t->logprobs) add_logprobs(ch, t); /* also of one that a stop string cut */
   mm_turn_token(ch, t);
 }
 

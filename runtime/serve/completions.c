@@ -1,4 +1,5 @@
 /* OpenAI's legacy completions: a text or token ids go on. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -245,6 +246,9 @@ static void quote_id(const mm_call *c, int32_t id, mm_text *out) {
   mm_text_quote(out, bytes ? bytes : "", bytes ? n : 0);
 }
 
+/* JSON has no infinity: an id that is never sampled has the number that OpenAI and vLLM have for the least likely ones. */
+static void put_logprob(double x, mm_text *out) { mm_text_real(out, isfinite(x) ? x : -9999); }
+
 /* The likeliest tokens, and the token itself, as OpenAI has it, if only as one more. Tokens that are no UTF-8 by themselves are written
  * alike: a key stands once, for the token itself or else for the likeliest. */
 static void add_top(const mm_call *c, const mm_token *t, mm_text *out) {
@@ -269,7 +273,7 @@ static void add_top(const mm_call *c, const mm_token *t, mm_text *out) {
     comma = ",";
     mm_text_add(out, name.p + end[k], own);
     mm_text_put(out, ":");
-    mm_text_real(out, (double)l[k].logprob);
+    put_logprob((double)l[k].logprob, out);
   }
   mm_text_put(out, "}");
   out->failed |= name.failed;
@@ -281,7 +285,7 @@ static void add_logprobs(const mm_call *c, const mm_token *t, size_t offset, lis
   mm_text_put(&l->token, comma);
   quote_id(c, t->logprobs[0].id, &l->token);
   mm_text_put(&l->logprob, comma);
-  mm_text_real(&l->logprob, (double)t->logprobs[0].logprob);
+  put_logprob((double)t->logprobs[0].logprob, &l->logprob);
   mm_text_put(&l->top, comma);
   add_top(c, t, &l->top);
   mm_text_printf(&l->offset, "%s%zu", comma, offset);
@@ -319,7 +323,7 @@ static void add_score(const mm_call *c, const mm_token *t, mm_text *out) {
     if (i && (l->id < 0 || l->id == own->id)) continue;
     while (rank <= t->top && t->logprobs[rank].id != l->id) rank++;
     mm_text_printf(out, "%s\"%d\":{\"logprob\":", i ? "," : ",{", l->id);
-    mm_text_real(out, (double)l->logprob);
+    put_logprob((double)l->logprob, out);
     if (rank <= t->top)
       mm_text_printf(out, ",\"rank\":%u,\"decoded_token\":", rank);
     else
@@ -426,7 +430,7 @@ static void send_echo(mm_choice *ch) {
 static void token(mm_choice *ch, const mm_token *t) {
   mm_call *c = ch->call;
   completions *s = c->state;
-  const bool logged = t->logprobs && t->id >= 0 && c->params.logprobs;
+  const bool logged = t->logprobs && c->params.logprobs; /* also of one that a stop string cut */
   if (s->echo && s->logged) count_prompt(ch, "", 0);
   const size_t before = ch->text.n, offset = s->characters[ch->index];
   if (c->params.stream && ch->tokens == 1) send_echo(ch);

@@ -205,9 +205,11 @@ static bool read_drafts(mm_call *c) {
 }
 
 static bool read_streaming(mm_call *c) {
-  const mm_value *options;
+  const bool served = c->api == &mm_api_chat || c->api == &mm_api_completions; /* elsewhere usage always comes */
+  const mm_value *options = NULL;
   mm_params *p = &c->params;
-  if (!mm_field_bool(c, c->body, "stream", &p->stream) || !mm_field(c, c->body, "stream_options", MM_VALUE_OBJECT, &options)) return false;
+  if (!mm_field_bool(c, c->body, "stream", &p->stream)) return false;
+  if (served && !mm_field(c, c->body, "stream_options", MM_VALUE_OBJECT, &options)) return false;
   if (options && !p->stream) return mm_refuse(c, 400, "stream_options", "stream_options: for streams alone");
   return mm_field_bool(c, c->body, "timings_per_token", &p->timings) && mm_field_bool(c, c->body, "return_progress", &p->progress) &&
          mm_field_bool(c, options, "include_usage", &p->include_usage) &&

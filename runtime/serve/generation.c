@@ -186,10 +186,8 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
   const bool end = is_end(g, id);
   l->token.end = end;
   g->closing = end || over || progress->reply_tokens >= g->set.request.max_tokens;
-  if (end)
-    g->ending.end_id = id;
-  else if (g->set.special || !special)
-    l->token.bytes = mm_tokenizer_bytes(g->tokenizer, id, &l->token.n);
+  if (end) g->ending.end_id = id;
+  if ((!end || g->set.keep_stop) && (g->set.special || !special)) l->token.bytes = mm_tokenizer_bytes(g->tokenizer, id, &l->token.n);
   *g->held_last = l;
   g->held_last = &l->next;
   const bool looks = !end && (g->set.stop_count || g->set.watch);

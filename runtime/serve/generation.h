@@ -18,10 +18,10 @@ typedef struct mm_outbox mm_outbox;
 mm_outbox *mm_outbox_open(mm_http *http, mm_err *err);
 void mm_outbox_close(mm_outbox *o); /* accepts NULL; no generation is left */
 
-/* One token. Where a stop string begins inside, `bytes` ends before it and the id is -1. */
+/* One token. Where a stop string begins inside, `bytes` ends before it and the id is -1; logprobs[0] has the token's own. */
 typedef struct mm_token {
   int32_t id;
-  const char *bytes; /* the tokenizer's; none of a token that ends the reply, and of special ones unless they were asked for */
+  const char *bytes; /* the tokenizer's; none of a token that ends the reply and of special ones, unless they were asked for */
   size_t n;
   bool special, end;          /* end: it ends the reply */
   const mm_logprob *logprobs; /* [1 + top_logprobs], NULL unless asked for */
@@ -48,7 +48,7 @@ typedef struct mm_generation_settings {
   mm_request request;  /* but for user, allow, token and done; its `stop` are ids without text, and stay until done */
   const mm_stop *stop; /* [stop_count], copied */
   uint32_t stop_count;
-  bool keep_stop;                               /* a stop string is part of the text */
+  bool keep_stop;                               /* a stop string is part of the text, and so is a token that ends the reply */
   bool special;                                 /* special tokens have their text */
   void *constraint;                             /* or NULL; the next two are in the scheduler's thread */
   const uint32_t *(*allow)(void *constraint);   /* mm_request.allow */

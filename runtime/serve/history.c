@@ -47,10 +47,19 @@ static bool settle_system(mm_call *c, mm_conversation *v, mm_err *err) {
 
 /* ---- Results ---- */
 
+/* A call that results may answer. */
 typedef struct id {
   mm_str text;
   size_t place;
 } id;
+
+/* The calls of a message, by their ids. */
+typedef struct calls {
+  const mm_message *message; /* NULL: there is none */
+  id *id;                    /* [message->call_count], sorted; NULL: one of them has no id */
+  size_t *first;             /* the first of those with an equal id */
+  size_t *taken;             /* at the first of equal ids: how many of them have a result */
+} calls;
 
 static int by_text(const void *a, const void *b) {
   const id *x = a, *y = b;
@@ -58,44 +67,86 @@ static int by_text(const void *a, const void *b) {
   return x->text.n ? memcmp(x->text.p, y->text.p, x->text.n) : 0;
 }
 
+static int by_text_and_place(const void *a, const void *b) {
+  const id *x = a, *y = b;
+  const int order = by_text(a, b);
+  return order ? order : x->place < y->place ? -1 : x->place > y->place;
+}
+
 typedef struct result {
   mm_message message;
-  size_t call, place;
+  size_t call;
 } result;
 
 static int by_call(const void *a, const void *b) {
   const result *x = a, *y = b;
-  if (x->call != y->call) return x->call < y->call ? -1 : 1;
-  return x->place < y->place ? -1 : x->place > y->place;
+  return x->call < y->call ? -1 : x->call > y->call;
 }
 
-/* m[0] calls, m[1 … count] answer. Nothing is moved where it is not certain which call each answers. */
-static bool order_results(mm_call *c, mm_message *m, size_t count, mm_err *err) {
-  const size_t calls = m->call_count;
-  id *ids = mm_arena_alloc(&c->arena, calls * sizeof *ids, err);
-  result *r = mm_arena_alloc(&c->arena, count * sizeof *r, err);
-  if (!ids || !r) return false;
-  for (size_t i = 0; i < calls; i++) ids[i] = (id){m->call[i].id, i};
-  qsort(ids, calls, sizeof *ids, by_text);
-  for (size_t i = 0; i + 1 < calls; i++)
-    if (by_text(&ids[i], &ids[i + 1]) == 0) return true;
-  for (size_t i = 0; i < count; i++) {
-    const id wanted = {.text = m[1 + i].call_id}, *found = bsearch(&wanted, ids, calls, sizeof *ids, by_text);
-    if (!found) return true;
-    r[i] = (result){m[1 + i], found->place, i};
+static bool open_calls(mm_call *c, const mm_message *m, calls *out, mm_err *err) {
+  const size_t n = m->call_count;
+  *out = (calls){.message = m};
+  for (size_t i = 0; i < n; i++)
+    if (!m->call[i].id.n) return true;
+  out->id = mm_arena_alloc(&c->arena, n * sizeof *out->id, err);
+  out->first = mm_arena_alloc(&c->arena, n * sizeof *out->first, err);
+  out->taken = mm_arena_alloc(&c->arena, n * sizeof *out->taken, err);
+  if (!out->id || !out->first || !out->taken) return false;
+  for (size_t i = 0; i < n; i++) out->id[i] = (id){m->call[i].id, i};
+  qsort(out->id, n, sizeof *out->id, by_text_and_place);
+  for (size_t i = 0; i < n; i++) {
+    out->first[i] = i && by_text(&out->id[i - 1], &out->id[i]) == 0 ? out->first[i - 1] : i;
+    out->taken[i] = 0;
   }
+  return true;
+}
+
+static bool refuse_result(mm_call *c, const mm_message *m, const char *reason) {
+  const char *field = c->api->prompt ? c->api->prompt : "messages";
+  return mm_refuse(c, 400, field, "%s: the result for the call \"%.*s\" %s", field, (int)mm_min(m->call_id.n, 60), m->call_id.p, reason);
+}
+
+/* Gives r[i] the call that the i-th result answers: of calls with equal ids the next. */
+static bool find_calls(mm_call *c, const calls *k, const mm_message *m, size_t count, result *r) {
+  const size_t n = k->message->call_count;
+  for (size_t i = 0; i < count; i++) {
+    const id wanted = {.text = m[i].call_id}, *found = bsearch(&wanted, k->id, n, sizeof wanted, by_text);
+    if (!found) return refuse_result(c, &m[i], "answers no call of the message before it");
+    const size_t first = k->first[found - k->id], next = first + k->taken[first]++;
+    if (next == n || k->first[next] != first) return refuse_result(c, &m[i], "comes twice");
+    r[i] = (result){m[i], k->id[next].place};
+  }
+  return true;
+}
+
+/* The results m[0 … count). Formats show no ids: behind the calls the i-th result is read as that of the i-th call. Where a call or a
+ * result has no id, results stay as they came. */
+static bool match_results(mm_call *c, const calls *k, mm_message *m, size_t count, mm_err *err) {
+  size_t named = 0;
+  for (size_t i = 0; i < count; i++) named += m[i].call_id.n > 0;
+  if (named && !k->message) return refuse_result(c, m, "follows no message with calls");
+  if (named < count || !k->id) return true;
+  result *r = mm_arena_alloc(&c->arena, count * sizeof *r, err);
+  if (!r || !find_calls(c, k, m, count, r)) return false;
+  if (k->message + 1 != m) return true; /* the user spoke in between */
   qsort(r, count, sizeof *r, by_call);
-  for (size_t i = 0; i < count; i++) m[1 + i] = r[i].message;
+  for (size_t i = 0; i < count; i++) {
+    if (r[i].call > i) return refuse_result(c, &r[i].message, "stands behind a call without a result");
+    m[i] = r[i].message;
+  }
   return true;
 }
 
 static bool settle_results(mm_call *c, const mm_conversation *v, mm_err *err) {
   mm_message *m = (mm_message *)v->message; /* the arena's */
+  calls k = {0};
   for (size_t i = 0, end; i < v->message_count; i = end) {
     end = i + 1;
-    if (m[i].role != MM_ROLE_ASSISTANT || m[i].call_count < 2) continue;
+    if (m[i].role == MM_ROLE_ASSISTANT) k = (calls){0};
+    if (m[i].role == MM_ROLE_ASSISTANT && m[i].call_count && !open_calls(c, &m[i], &k, err)) return false;
+    if (m[i].role != MM_ROLE_TOOL) continue;
     while (end < v->message_count && m[end].role == MM_ROLE_TOOL) end++;
-    if (end > i + 2 && !order_results(c, &m[i], end - i - 1, err)) return false;
+    if (!match_results(c, &k, &m[i], end - i, err)) return false;
   }
   return true;
 }

@@ -28,6 +28,17 @@ static bool select_groups(mm_loaded *l, const mm_loading_config *c, mm_err *err)
   return mm_groups_select(&l->shards, &r, l->groups_line, err);
 }
 
+/* A sequence lies in one group of attention, each of which has an equal part of the cache. */
+static bool check_kv_tokens(const mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  const uint64_t groups = mm_pack_groups(&l->shards.pack), each = mm_ceil_div(mm_ceil_div(c->kv_tokens, MM_PAGE), groups) * MM_PAGE;
+  if (!c->positions || !c->kv_tokens || each >= c->positions) return true;
+  char part[80] = "";
+  if (groups > 1) snprintf(part, sizeof part, " (%llu for each of %llu groups)", (unsigned long long)each, (unsigned long long)groups);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                 "--kv-cache-tokens: found %llu%s, fewer than one sequence of --max-model-len %llu", (unsigned long long)c->kv_tokens, part,
+                 (unsigned long long)c->positions);
+}
+
 bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->stage = "headers";
   if (!mm_shards_open_as(&l->shards, c->dir, &c->dummy, err) || !select_groups(l, c, err)) return false;
@@ -36,10 +47,7 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-model-len: found %llu, the model has %u positions",
                    (unsigned long long)c->positions, most);
   l->positions = c->positions ? (uint32_t)c->positions : most;
-  if (c->positions && c->kv_tokens && mm_round_up(c->kv_tokens, MM_PAGE) < c->positions)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                   "--kv-cache-tokens: found %llu, fewer than one sequence of --max-model-len %llu", (unsigned long long)c->kv_tokens,
-                   (unsigned long long)c->positions);
+  if (!check_kv_tokens(l, c, err)) return false;
   l->stage = "tokenizer";
   if (!(l->tokenizer = mm_tokenizer_of(&l->shards.pack, err)) || !find_ends(l, err)) return false;
   l->format = mm_chat_format_of(&l->shards.pack, c->chat_format, &l->no_format);

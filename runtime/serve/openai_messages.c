@@ -8,8 +8,12 @@
 #define MESSAGES_MAX 65536
 #define TOOLS_MAX    4096
 
-bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err) {
+bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments, mm_str *text, mm_err *err) {
   mm_err wrong = {0};
+  const bool object = arguments && arguments->type == MM_VALUE_OBJECT;
+  if (arguments && !object && arguments->type != MM_VALUE_STRING)
+    return mm_refuse(c, 400, param, "%s: the arguments of a call are %s", param, mm_value_word(arguments));
+  *text = object ? (mm_str){arguments->raw, arguments->raw_n} : mm_str_of(arguments);
   size_t blank = 0;
   while (blank < text->n && text->p[blank] && strchr(" \n\r\t", text->p[blank])) blank++;
   if (blank == text->n) return *text = (mm_str){0}, true;
@@ -25,15 +29,16 @@ static bool part_text(mm_call *c, const mm_value *v, mm_chat_part *out) {
   static const char *const types[] = {"text", "input_text", "output_text", "refusal"};
   *out = (mm_chat_part){.owner = MM_OWNER_USER};
   if (v->type == MM_VALUE_STRING) return out->text = mm_str_of(v), true;
-  const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, "text");
+  const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, "text"), *name;
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s as a part of content", mm_value_word(v));
   if (mm_value_is(type, "refusal")) text = mm_value_get(v, "refusal");
   bool known = !type;
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
   if (!known) return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served, text is", mm_value_shown(type));
   if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of content has no text");
+  if (!mm_field(c, v, "name", MM_VALUE_STRING, &name)) return false;
   out->text = mm_str_of(text);
-  out->name = mm_str_of(mm_value_get(v, "name"));
+  out->name = mm_str_of(name);
   return true;
 }
 
@@ -62,18 +67,14 @@ static bool read_calls(mm_call *c, const mm_value *calls, mm_message *m, mm_err 
   m->call = call;
   m->call_count = calls->count;
   for (const mm_value *v = calls->first; v; v = v->next, call++) {
-    const mm_value *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
-                   *arguments = mm_value_get(function, "arguments");
+    const mm_value *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"), *type = mm_value_get(v, "type"), *id;
+    if (type && !mm_value_is(type, "function"))
+      return mm_refuse(c, 400, "messages", "messages: a call of type \"%.60s\" is not served, function is", mm_value_shown(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "messages", "messages: a call has no function with a name");
-    *call = (mm_chat_call){.id = mm_str_of(mm_value_get(v, "id")), .name = mm_str_of(name)};
-    if (arguments && arguments->type == MM_VALUE_OBJECT)
-      call->arguments = (mm_str){arguments->raw, arguments->raw_n};
-    else if (arguments && arguments->type == MM_VALUE_STRING)
-      call->arguments = mm_str_of(arguments);
-    else if (arguments)
-      return mm_refuse(c, 400, "messages", "messages: the arguments of a call are %s", mm_value_word(arguments));
-    if (!mm_arguments_check(c, "messages", &call->arguments, err)) return false;
+    if (!mm_field(c, v, "id", MM_VALUE_STRING, &id)) return false;
+    *call = (mm_chat_call){.id = mm_str_of(id), .name = mm_str_of(name)};
+    if (!mm_arguments_read(c, "messages", mm_value_get(function, "arguments"), &call->arguments, err)) return false;
   }
   return true;
 }
@@ -131,7 +132,9 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
   if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
-  if (m->role == MM_ROLE_TOOL) m->call_id = mm_str_of(mm_value_get(v, "tool_call_id"));
+  const mm_value *id = NULL;
+  if (m->role == MM_ROLE_TOOL && !mm_field(c, v, "tool_call_id", MM_VALUE_STRING, &id)) return false;
+  m->call_id = mm_str_of(id);
   if (m->role != MM_ROLE_ASSISTANT) return true;
   return read_other(c, v, m, err) && read_calls(c, mm_value_get(v, "tool_calls"), m, err);
 }
@@ -180,14 +183,14 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
   out->tool_count = list->count;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *type = mm_value_get(v, "type"), *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
-                   *parameters = mm_value_get(function, "parameters");
+                   *parameters = mm_value_get(function, "parameters"), *about;
     if (type && !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", mm_value_shown(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
     *t = (mm_chat_tool){.json = {v->raw, v->raw_n}};
-    if (!mm_field_bool(c, function, "strict", &t++->strict)) return false;
+    if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !mm_field_bool(c, function, "strict", &t++->strict)) return false;
   }
   return true;
 }
@@ -201,14 +204,14 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
   mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
   if (!t) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
-    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *about = mm_value_get(v, "description"),
-                   *parameters = mm_value_get(v, schema);
+    const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *parameters = mm_value_get(v, schema), *about;
     if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", mm_value_shown(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "tools", "tools: a %s has no name", anthropic ? "tool" : "function");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", anthropic ? "tools: an input_schema is %s" : "tools: parameters are %s", mm_value_word(parameters));
+    if (!mm_field(c, v, "description", MM_VALUE_STRING, &about)) return false;
     char *json =
         mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n, name->raw,
                         about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",

@@ -23,8 +23,8 @@ void mm_thinking_set(mm_conversation *v, mm_thinking mode);
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
 
 /* Shared with the other APIs. */
-/* Checks that `text` is a JSON object, for arguments of a call; empty text is none. */
-MM_MUST_USE bool mm_arguments_check(mm_call *c, const char *param, mm_str *text, mm_err *err);
+/* The arguments of a call as the text of a JSON object, from such a text or an object; an empty text, and NULL, are none. */
+MM_MUST_USE bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments, mm_str *text, mm_err *err);
 /* Reads tools whose function fields stand next to `type`, as in responses and in Anthropic's messages. schema is the key of the
  * parameters. */
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);

@@ -33,11 +33,11 @@ static size_t parts_of(const mm_value *v) {
 }
 
 static bool read_call(mm_call *c, const mm_value *v, mm_chat_call *call, mm_err *err) {
-  const mm_value *name = mm_value_get(v, "name");
+  const mm_value *name = mm_value_get(v, "name"), *id;
   if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "input", "input: a function_call has no name");
-  *call = (mm_chat_call){
-      .id = mm_str_of(mm_value_get(v, "call_id")), .name = mm_str_of(name), .arguments = mm_str_of(mm_value_get(v, "arguments"))};
-  return mm_arguments_check(c, "input", &call->arguments, err);
+  if (!mm_field(c, v, "call_id", MM_VALUE_STRING, &id)) return false;
+  *call = (mm_chat_call){.id = mm_str_of(id), .name = mm_str_of(name)};
+  return mm_arguments_read(c, "input", mm_value_get(v, "arguments"), &call->arguments, err);
 }
 
 /* The texts of all items of reasoning are joined. */
@@ -80,14 +80,15 @@ static bool read_assistant(mm_call *c, const mm_value *v, const mm_value *end, m
 }
 
 static bool read_item(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
-  const mm_value *type = mm_value_get(v, "type"), *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
+  const mm_value *type = mm_value_get(v, "type"), *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content"), *id;
   const bool output = mm_value_is(type, "function_call_output");
   mm_chat_part *part = mm_arena_alloc(&c->arena, parts_of(v) * sizeof *part, err);
   if (!part) return false;
   *m = (mm_message){.part = part};
   if (output) {
     m->role = MM_ROLE_TOOL;
-    m->call_id = mm_str_of(mm_value_get(v, "call_id"));
+    if (!mm_field(c, v, "call_id", MM_VALUE_STRING, &id)) return false;
+    m->call_id = mm_str_of(id);
     content = mm_value_get(v, "output");
   } else if (type && !mm_value_is(type, "message")) {
     return refuse_type(c, type);

@@ -149,6 +149,7 @@ static bool count_responses(mm_call *c, mm_err *err) { return count(c, mm_respon
 static bool count_messages(mm_call *c, mm_err *err) { return count(c, mm_anthropic_conversation, err); }
 
 const mm_api mm_api_count_chat = {.path = "/v1/chat/completions/input_tokens", .begin = count_chat, .start = mm_call_answer};
-const mm_api mm_api_count_responses = {.path = "/v1/responses/input_tokens", .begin = count_responses, .start = mm_call_answer};
+const mm_api mm_api_count_responses = {
+    .path = "/v1/responses/input_tokens", .prompt = "input", .begin = count_responses, .start = mm_call_answer};
 const mm_api mm_api_count_messages = {
     .path = "/v1/messages/count_tokens", .begin = count_messages, .start = mm_call_answer, .anthropic = true};

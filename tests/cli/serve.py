@@ -68,6 +68,12 @@ def stops(s, packed):
     assert "".join(c["text"] for e in pieces for c in e["choices"]) == want
     kept = s.post(COMPLETIONS, {**PROMPT, "max_tokens": 40, "stop": stop, "include_stop_str_in_output": True})["choices"][0]
     assert kept["text"] == want + stop
+    # As in vLLM the token of stop_token_ids is kept too, unless it is a control token that is not shown.
+    first, own = (s.post("/tokenize", {"prompt": x, "parse_special": True})["tokens"][0] for x in (" of", "[e~["))
+    for body, texts in (({"stop_token_ids": [first]}, ("", " of", " of")), ({"logit_bias": {str(own): 100}}, ("", "", "[e~["))):
+        for more, text in zip(({}, {"include_stop_str_in_output": True}, {"include_stop_str_in_output": True, "skip_special_tokens": False}), texts):
+            asked = {**PROMPT, "max_tokens": 4, **body, **more}
+            assert s.post(COMPLETIONS, asked)["choices"][0]["text"] == text == "".join(c["text"] for e in s.events(COMPLETIONS, asked) for c in e["choices"]), asked
 
 
 def sampling(s):

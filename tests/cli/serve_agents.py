@@ -53,13 +53,70 @@ def results(s):
     history = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call(i) for i in range(3)]}]
     want = said(s, history + [result(i) for i in (0, 1, 2)] + [user("y")])
     assert said(s, history + [result(i) for i in (2, 0, 1)] + [user("y")]) == want
-    strange = [result(2), {**result(0), "tool_call_id": "other"}, result(1)]  # nobody knows what that answers: as it came
-    assert said(s, history + strange + [user("y")]) == said(s, history + [{"role": "tool", "content": x["content"]} for x in strange] + [user("y")]) != want
+    unnamed = [{"role": "tool", "content": x["content"]} for x in (result(2), result(0), result(1))]  # nobody knows which they answer: as they came
+    assert said(s, history + unnamed + [user("y")]) != want
+    assert said(s, history + [result(1), result(0), user("y")]) == said(s, history + [result(0), result(1), user("y")])
+    again = [{**history[1], "tool_calls": [{**call(i), "id": "same"} for i in range(3)]}]  # calls of one id are answered in turn
+    same = [{**result(i), "tool_call_id": "same"} for i in range(3)]
+    assert said(s, history[:1] + again + same + [user("y")]) == want
+
+    def refused(messages, why, id):
+        error = s.post(CHAT, {**ONE, "messages": messages}, 400)["error"]
+        assert error["param"] == "messages" and why in error["message"] and f'"{id}"' in error["message"], error
+
+    refused(history + [result(2), {**result(0), "tool_call_id": "other"}, result(1)], "answers no call", "other")
+    refused(history + [result(0), result(1), result(0)], "comes twice", "c0")
+    refused(history + [result(0), result(2), user("y")], "behind a call without a result", "c2")
+    refused(history[:1] + again + same + [same[0]], "comes twice", "same")
+    refused(history + [result(0), user("y"), {**result(1), "tool_call_id": "c9"}], "answers no call", "c9")
+    refused(history + [result(0), user("y"), result(0)], "comes twice", "c0")
+    refused([user("x"), result(0)], "follows no message with calls", "c0")
+    refused([*history, *map(result, range(3)), {"role": "assistant", "content": "done"}, result(0)], "follows no message with calls", "c0")
     use = [{"type": "tool_use", "id": f"t{i}", "name": "f", "input": {"a": i}} for i in range(2)]
     block = (lambda i: {"type": "tool_result", "tool_use_id": f"t{i}", "content": f"result {i}"})
     reply = (lambda order: s.post(MESSAGES, {**ONE, "messages": [user("x"), {"role": "assistant", "content": use}, {"role": "user", "content": [block(i) for i in order]}]})["content"])
     plain = [[x.get("thinking"), x.get("text")] for x in reply((0, 1))]
     assert [[x.get("thinking"), x.get("text")] for x in reply((1, 0))] == plain
+    error = s.post("/v1/messages/count_tokens", {"messages": [user("x"), {"role": "assistant", "content": use}, {"role": "user", "content": [block(0), block(3)]}]}, 400)
+    assert "messages: the result for the call \"t3\" answers no call" in error["error"]["message"], error
+    item = [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "b", "output": "r"}]
+    for path in (RESPONSES, RESPONSES + "/input_tokens"):
+        error = s.post(path, {"input": [user("x"), *item]}, 400)["error"]
+        assert error["param"] == "input" and error["message"] == 'input: the result for the call "b" answers no call of the message before it', error
+
+
+def types(s):
+    """Within messages, items and blocks a value of the wrong type is refused, not read as if it were absent; arguments may be an object, as in chat."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    chat = {"messages": [user("x"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "r"}],
+            "tools": [{"type": "function", "function": {"name": "f", "description": "d"}}]}
+    items = {"input": [user("x"), {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}, {"type": "function_call_output", "call_id": "c", "output": "r"}],
+             "tools": [{"type": "function", "name": "f", "description": "d"}]}
+    blocks = {"messages": [user("x"), {"role": "assistant", "content": [{"type": "thinking", "thinking": "r"}, {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
+                           {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}], "tools": [{"name": "f", "description": "d"}]}
+
+    def replaced(body, path, value):
+        body = json.loads(json.dumps(body))
+        within = body
+        for key in path[:-1]:
+            within = within[key]
+        within[path[-1]] = value
+        return body
+
+    for path, body, places in (
+            (CHAT + "/input_tokens", chat, [("messages", 1, "tool_calls", 0, "id"), ("messages", 1, "tool_calls", 0, "type"), ("messages", 1, "tool_calls", 0, "function", "arguments"),
+                                            ("messages", 2, "tool_call_id"), ("tools", 0, "function", "description")]),
+            (RESPONSES + "/input_tokens", items, [("input", 1, "call_id"), ("input", 1, "arguments"), ("input", 2, "call_id"), ("tools", 0, "description")]),
+            (MESSAGES + "/count_tokens", blocks, [("messages", 1, "content", 0, "thinking"), ("messages", 1, "content", 1, "id"), ("messages", 2, "content", 0, "tool_use_id"),
+                                                  ("tools", 0, "description")])):
+        want = s.post(path, body)
+        for place in places:
+            for value in (7, True, [], {}, ["c"]):
+                if place[-1] == "arguments" and value == {}:
+                    assert s.post(path, replaced(body, place, {"a": 1})) == want != s.post(path, replaced(body, place, {})), place
+                    continue
+                message = s.post(path, replaced(body, place, value), 400)["error"]["message"]
+                assert place[-1] in message, (place, value, message)
 
 
 def agent(s):
@@ -298,6 +355,7 @@ PACKED = convert("tests/data/tiny-m2")
 with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as server:
     systems(server)
     results(server)
+    types(server)
     formed(server)
     placeless(server)
     pretty(server)

@@ -61,6 +61,10 @@ for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), 
     spread, seen, log = crowd(groups, "--max-num-seqs", "4", "--kv-cache-tokens", "1024", *devices(int(shape[1])))
     assert (spread == alone or DEVICE) and none == [0, 0] and min(seen) > 0 and "2 groups of ranks" in log, (seen, log)
     assert "equal part of the KV cache; unrounded rows between them" in log, log
+    # A sequence lies in one group: its part of the cache has to hold --max-model-len.
+    short = subprocess.run([f"{BIN}/minimax-serve", groups, "--port", "0", "--kv-cache-tokens", "192", "--max-model-len", "160", "--check"], capture_output=True, text=True)
+    assert short.returncode == 2 and "found 192 (128 for each of 2 groups), fewer than one sequence of --max-model-len 160" in short.stderr, (short.returncode, short.stderr)
+    subprocess.run([f"{BIN}/minimax-serve", groups, "--port", "0", "--kv-cache-tokens", "257", "--max-model-len", "160", "--check", *devices(int(shape[1]))], check=True, capture_output=True)
     refused("moving pages to host memory", "minimax-serve", groups, "--port", "0", "--kv-offload", "64M", "--check")
     refused("collecting inputs", "minimax-eval", groups, "--text", "tests/data/held-out.txt", "--collect", f"{TMP}/moments")
 codes = convert("tiny-m2", "tiny-m2-codes", "--tp", "2", "--attn-tp", "1", quant="block_fp8")

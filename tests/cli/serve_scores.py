@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Logprobs of prompts: /v1/completions with echo, as lm-evaluation-harness asks for loglikelihoods, compared with minimax-eval and with the
-logprobs of the same tokens as a reply; in chunks of any size, next to other requests, and behind a cached prefix."""
+logprobs of the same tokens as a reply; in chunks of any size, next to other requests, and behind a cached prefix. Every token that usage counts
+has its entry, whatever of it is shown."""
 import concurrent.futures
 import json
 import math
 import os
+import random
+import shutil
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def evaluated(packed, ids):
@@ -103,7 +106,61 @@ def alike(s):
     assert broken, "no token of the reply was written as another one"
 
 
+def entries(path, choices):
+    """Entries of a reply's tokens, in order: those of each choice of a whole reply, or of all chunks of a stream."""
+    found = {}
+    for c in choices:
+        logged = c.get("logprobs")
+        lists = [] if not logged else logged["content"] if path == CHAT else zip(logged["tokens"], logged["token_logprobs"], logged["top_logprobs"], logged["text_offset"])
+        found.setdefault(c["index"], []).extend(lists)
+    return found
+
+
+def every_token(s):
+    """Tokens that a stop string cuts, that end the reply, are hidden or of the reasoning have entries too: as many as usage counts, whole and streamed."""
+    rng, cut = random.Random(11), 0
+    for i in range(60):
+        path = rng.choice([COMPLETIONS, CHAT])
+        body = {"max_tokens": rng.choice([1, 7, 25]), "seed": i, "temperature": 1, "logit_bias": {"2047": rng.choice([0, 20]), "2041": rng.choice([0, 5])},
+                "stop": rng.choice([["e"], [" t", "on"], ["he", "n t", "th"], ["zz"]]), "include_stop_str_in_output": rng.random() < 0.3, "n": rng.choice([1, 1, 3])}
+        if path == CHAT:
+            body.update(messages=[{"role": "user", "content": "And God"}], logprobs=True, top_logprobs=1, chat_template_kwargs={"enable_thinking": rng.random() < 0.4},
+                        include_reasoning=rng.random() < 0.7)
+        else:
+            body.update(prompt="And God said", logprobs=1)
+        whole, events = s.post(path, body), s.events(path, body)
+        found = entries(path, whole["choices"])
+        assert sum(map(len, found.values())) == whole["usage"]["completion_tokens"], (body, whole)
+        assert entries(path, [c for e in events for c in e["choices"]]) == found, (body, whole, events)
+        for c in whole["choices"] if path == COMPLETIONS else []:
+            tokens = c["logprobs"]["tokens"]
+            cut += c["finish_reason"] == "stop" and c["stop_reason"] is not None
+            if not any("\ufffd" in t or t[0] in "<[]" for t in tokens):  # no part of a character, no hidden token
+                assert "".join(tokens).startswith(c["text"]) and len(c["text"]) > c["logprobs"]["text_offset"][-1] - 1, (body, c)
+    assert cut > 5, cut
+    echo = {"prompt": "And God said", "logprobs": 0, "stop": "e", "max_tokens": 25, "seed": 1, "temperature": 1}
+    plain, echoed = (s.post(COMPLETIONS, {**echo, "echo": e})["choices"][0]["logprobs"] for e in (False, True))
+    assert echoed["token_logprobs"][-len(plain["tokens"]):] == plain["token_logprobs"]
+
+
+def never_sampled():
+    """An id without a text, which no step samples, has the number of the least likely ones: every logprob but the first is a number."""
+    folder = os.path.join(TMP, "wide")
+    shutil.copytree("tests/data/tiny-m2", folder, ignore=lambda _, names: [n for n in names if n.endswith(".safetensors")])
+    with open(folder + "/config.json", encoding="utf-8") as f:
+        config = json.load(f)
+    with open(folder + "/config.json", "w", encoding="utf-8") as f:
+        json.dump({**config, "vocab_size": 2304}, f)
+    with Server(folder, "--load-format", "dummy") as s:
+        c = s.post(COMPLETIONS, {"prompt": [5, 2303, 7], "max_tokens": 1, "echo": True, "logprobs": 1, "prompt_logprobs": 1})["choices"][0]
+        assert c["logprobs"]["token_logprobs"][1] == -9999 == c["logprobs"]["top_logprobs"][1][""] == c["prompt_logprobs"][1]["2303"]["logprob"], c
+        assert all(isinstance(x, (int, float)) for x in c["logprobs"]["token_logprobs"][1:]), c
+
+
 PACKED = convert("tests/data/tiny-m2")
+never_sampled()
+with Server(PACKED, "--chat-format", "minimax-m2") as server:
+    every_token(server)
 with Server("tests/data/tiny-m2", "--load-format", "dummy") as server:
     alike(server)
 with open("tests/data/tiny-m2/held-out-ids.json") as f:

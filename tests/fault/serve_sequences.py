@@ -147,7 +147,11 @@ def plain(reply):
 
 def ask(server, path, body):
     status, _, data = server.request("POST", path, body)
-    return status, plain(json.loads(data))
+    reply = json.loads(data)
+    if status == 200 and body.get("logprobs") not in (None, False):  # every token has its entry, and so has every one of an echoed prompt
+        usage, entries = reply["usage"], sum(len(logged(c)) for c in reply["choices"])
+        assert entries == usage["completion_tokens"] + (usage["prompt_tokens"] * body.get("n", 1) if body.get("echo") else 0), (body, reply)
+    return status, plain(reply)
 
 
 def received(server, path, body, slow):
@@ -183,7 +187,7 @@ def joined(server, path, body, slow=False):
         assert [e["sequence_number"] for e in events] == list(range(len(events)))
         return [status, items_of(events)]
     assert data.endswith(b"data: [DONE]\n\n"), data[-300:]
-    found = collections.defaultdict(lambda: {"text": "", "reasoning": "", "calls": {}, "why": None, "logged": 0})
+    found = collections.defaultdict(lambda: {"text": "", "reasoning": "", "calls": {}, "why": None, "logged": []})
     for c in (c for e in events for c in e["choices"]):
         one, delta = found[c["index"]], c.get("delta") or {}
         one["text"] += c.get("text") or delta.get("content") or ""
@@ -191,9 +195,15 @@ def joined(server, path, body, slow=False):
         for call in delta.get("tool_calls") or []:
             name, arguments = one["calls"].get(call["index"], ("", ""))
             one["calls"][call["index"]] = name + call["function"].get("name", ""), arguments + call["function"].get("arguments", "")
-        one["logged"] += len(((c.get("logprobs") or {}).get("content") or (c.get("logprobs") or {}).get("tokens") or []))
+        one["logged"] += logged(c)
         one["why"] = c["finish_reason"] or one["why"]
     return [status, {i: {**x, "calls": list(x["calls"].values())} for i, x in found.items()}]
+
+
+def logged(choice):
+    """Its tokens' entries, one behind the other."""
+    lists = choice.get("logprobs") or {}
+    return lists["content"] if "content" in lists else [list(x) for x in zip(*(lists[k] for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset")))] if lists else []
 
 
 def blocks_of(events):
@@ -234,7 +244,7 @@ def whole(path, reply):
     return status, {c["index"]: {
         "text": c["text"] if "text" in c else c["message"]["content"] or "", "reasoning": (c.get("message") or {}).get("reasoning_content") or "",
         "calls": [(k["function"]["name"], k["function"]["arguments"]) for k in (c.get("message") or {}).get("tool_calls") or []], "why": c["finish_reason"],
-        "logged": len(((c.get("logprobs") or {}).get("content") or (c.get("logprobs") or {}).get("tokens") or []))} for c in x["choices"]}
+        "logged": logged(c)} for c in x["choices"]}
 
 
 def alike(path, got, want):
