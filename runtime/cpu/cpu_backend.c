@@ -360,7 +360,7 @@ const mm_ops mm_ops_cpu = {
     .select = mm_cpu_select,
     .mlp = mm_cpu_mlp,
     .draft = {mm_cpu_concat, mm_cpu_draft_store, mm_cpu_draft_attend, mm_cpu_combine_whole, NULL, NULL, sizeof(float), mm_cpu_eagle_keep,
-              mm_cpu_eagle_before, mm_cpu_eagle_chain},
+              mm_cpu_eagle_before, mm_cpu_eagle_chain, NULL},
     .calibration = true,
     .pins = true,
     .ranks = {.send = cpu_send,

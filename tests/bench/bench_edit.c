@@ -118,7 +118,7 @@ static void replay(const text *t, uint32_t prompt, double plain_s, const double 
   mm_scheduler s = {.slots = 1, .slot = slot, .c.drafts = MM_DRAFTS};
   j.r = (mm_request){.prompt_count = prompt, .max_tokens = t->count - prompt + 9, .drafts = MM_DRAFTS};
   must(mm_drafts_open(&s, &err), &err);
-  for (double now = 1; j.count < t->count; now = 1 + f->with) f->with += one_step(&s, &j, t, row_s, plain_s, now, f);
+  while (j.count < t->count) f->with += one_step(&s, &j, t, row_s, plain_s, 1 + f->with, f);
   f->plain = plain_s * (double)(t->count - prompt - 1);
   mm_gram_index_close(&j.grams);
   mm_drafts_close(&s);
