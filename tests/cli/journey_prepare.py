@@ -250,7 +250,7 @@ def plan():
             said = convert(*how, *options, "--gpu-memory", memory).stdout
             assert f" is refused: {v['refused']}; " in said, said
     for options, text in ((["experts_int4", "--gpu-memory", "140G"], "fits with up to 34624 tokens of BF16 cache; a full sequence of 196608 needs --tp 2\n"),
-                          (["block_fp8", "--tp", 8, "--gpu-memory", "80G"], "fits with up to 1460992 tokens of BF16 cache; the smallest --tp for a full sequence of 196608 is 4\n")):
+                          (["block_fp8", "--tp", 8, "--gpu-memory", "80G"], "fits with up to 1448704 tokens of BF16 cache; the smallest --tp for a full sequence of 196608 is 4\n")):
         assert text in convert(*how, *options).stdout, convert(*how, *options).stdout
     subprocess.run(["python3", "scripts/sparse_checkpoint.py", f"{TMP}/m3", "--m3"], check=True, stdout=subprocess.DEVNULL, timeout=60)
     v = json.loads(convert(f"{TMP}/m3", "--names-only", "--dry-run", "--json", "--tp", 8, "--gpu-memory", "1T").stdout)["verdict"]
