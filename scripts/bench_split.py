@@ -69,7 +69,7 @@ class Server:
         pin = ["taskset", "-c", pins.split(",")[role]] if pins else []
         place = ["--devices", devices.split(",")[role]] if devices else []
         self.port, self.log = free_port(), tempfile.NamedTemporaryFile("w+", suffix=".log")
-        command = [*pin, server, folder, "--port", str(self.port), "--max-model-len", str(count + 4096), *place, *options, *more]
+        command = [*pin, server, folder, "--port", str(self.port), "--drafts", "0", "--max-model-len", str(count + 4096), *place, *options, *more]
         Signals.hold(True)
         try:
             self.process = subprocess.Popen(command, stderr=self.log, stdout=self.log, start_new_session=True)

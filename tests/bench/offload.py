@@ -19,7 +19,7 @@ rounds, others = int(os.environ.get("ROUNDS", 3)), int(os.environ.get("OTHERS", 
 with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
     port = s.getsockname()[1]
-process = subprocess.Popen([server, folder, "--port", str(port), "--max-num-seqs", "2", "--max-model-len", str(count + 64), *options])
+process = subprocess.Popen([server, folder, "--port", str(port), "--drafts", "0", "--max-num-seqs", "2", "--max-model-len", str(count + 64), *options])
 
 
 def get(path, body=None):

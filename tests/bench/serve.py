@@ -115,7 +115,7 @@ def client(port, i, prompt, reply, ready, results):
 def on_device(packed, device, count, prompt, reply):
     """Tokens/s of all streams while all decode, and of the whole time."""
     port = free_port()
-    args = [f"{BIN}/minimax-serve", packed, "--device", device, "--port", str(port), "--max-num-seqs", str(count), "--max-num-batched-tokens", "2048",
+    args = [f"{BIN}/minimax-serve", packed, "--device", device, "--port", str(port), "--drafts", "0", "--max-num-seqs", str(count), "--max-num-batched-tokens", "2048",
             "--max-model-len", str(prompt + reply + 1), "--prefix-cache", "off", "-q"]
     process = subprocess.Popen(args)
     try:
@@ -148,7 +148,7 @@ packed = convert("tests/data/tiny-m2")
 start(packed)
 print("with a vocabulary of 200,064 tokens:")
 start(large_vocabulary())
-with Server(packed, "--max-num-seqs", "64", "--max-model-len", "1024", "--prefix-cache", "off") as server:
+with Server(packed, "--drafts", "0", "--max-num-seqs", "64", "--max-model-len", "1024", "--prefix-cache", "off") as server:
     for count in (1, 8, 64):
         print(f"{count} streams over HTTP, prompts of {PROMPT} and replies of {REPLY} tokens: {max(streams(server, count) for _ in range(3)):.0f} tokens/s, best of 3")
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 """serve_sequences.py [REQUESTS] [SEED] [RANKS [KIND]]: random requests to a server that has too little of everything, beside one that has time.
 
 Two servers of one checkpoint: the one runs a few requests at a time in steps of few tokens, keeps prompts, also in host memory and on disk, drafts by
-lookup or by a packed draft, has prompts computed by a third server, which is killed now and then, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time and keeps
+lookup or by a packed draft, has prompts computed by a third server, which is killed now and then, and has so few cache tokens that requests are taken out and begun again; the other runs one request at a time, without proposals, and keeps
 nothing. Some requests go on where an earlier reply ended. Requests of every API begin alike, go on differently,
 come in bursts, are streamed or not, have several choices, stop strings, penalties, biases, schemas, tools, priorities; some clients go away in the
 middle, some read slowly, some give too little time; the last ones are under way when the server is told to end. What is asked: texts, reasoning,
@@ -379,18 +379,20 @@ def model(source, chat, options, count):
         jobs.append((path, body, "at once" if "echo" in body and "logprobs" in body else how))  # a stream has no logprobs of its prompt
     length = rng.choice([160, 720])
     kv = str(rng.choice([160, 192, 256]) * length // 160 * (2 if "--attn-tp" in options else 1))  # each of two groups has a half
-    drafts = rng.choice(["3", "7"]) if "--draft" in options or RANKS else rng.choice(["0", "3", "7"])
+    drafts = rng.choice(["3", "7"]) if "--draft" in options or RANKS else rng.choice(["0", "3", "7", "auto"])
     host, disk = ["--kv-offload", rng.choice(["1M" if RANKS else "512K", "64M"])], ["--kv-offload-dir", os.environ["TMPDIR"], "--kv-offload-disk", "8M"]
     offload = rng.choice([[], host, host, host + disk])
     common = ["--batch-invariant", "-t", "1", "--chat-format", chat, "--device", os.environ.get("DEVICE", "cpu")]
     if "dummy" in options:
         common += [*options, "--index-cache-dtype", rng.choice(["auto", "fp8"])]
+    if "--attn-tp" in options:
+        common += rng.choice([[], ["--dp", "1"], ["--dp", "auto"]])
     if "DEVICES" in os.environ:  # one for each rank, as many as a checkpoint has
         given, ranks = os.environ["DEVICES"].split(","), int(options[options.index("--tp") + 1]) if "--tp" in options else 1
         common += ["--devices", ",".join(given[r % len(given)] for r in range(ranks))]
     small = ["--max-num-seqs", rng.choice(["2", "3", "5"]), "--max-num-batched-tokens", rng.choice(["8", "17", "64"]), "--kv-cache-tokens", kv, "--max-model-len", str(length),
              "--prefix-cache-memory", rng.choice(["512K", "1M", "64M"]), "--drafts", drafts, *offload, *common]
-    plenty = ["--max-num-seqs", "1", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
+    plenty = ["--max-num-seqs", "1", "--drafts", "0", "--prefix-cache", "off", "--form-cache", "0", "--max-model-len", str(length), *common]
     there = ["--max-num-seqs", "4", "--kv-cache-tokens", str(4 * length), "--max-model-len", str(length), "--drafts", drafts, "--kv-offload", "64M", *common]
     with Prompts(packed, there, not offload or rng.random() < 0.3) as prompts, Patient(packed, *plenty) as calm, \
             Patient(packed, *small, *([] if prompts.off else ["--prefill-from", f"127.0.0.1:{prompts.kv_port}", "--prefill-min", rng.choice(["1", "20", "80"])])) as busy:

@@ -42,6 +42,14 @@ def body(kind, i):
     return b
 
 
+def link_of(descriptor):
+    """What a descriptor of another process is; nothing where it has been closed since it was listed."""
+    try:
+        return os.readlink(descriptor)
+    except FileNotFoundError:
+        return ""
+
+
 class Place:
     """A server that may be killed and begun again. begun: how often; odd while it is not there."""
 
@@ -62,7 +70,7 @@ class Place:
         self.begun += 1
 
     def damage(self, rng):
-        file, = [f for f in glob.glob(f"/proc/{self.server.process.pid}/fd/*") if "minimax-kv" in os.readlink(f)]
+        file, = [f for f in glob.glob(f"/proc/{self.server.process.pid}/fd/*") if "minimax-kv" in link_of(f)]
         with open(file, "r+b") as f:
             size = f.seek(0, os.SEEK_END)
             for _ in range(5 if size else 0):
@@ -171,7 +179,7 @@ class Round:
 
     def run(self):
         self.bodies = [body(self.kind, i) for i in range(BODIES)]
-        with Server(self.packed, *self.common, "--max-num-seqs", "1", "--prefix-cache", "off") as calm:
+        with Server(self.packed, *self.common, "--max-num-seqs", "1", "--drafts", "0", "--prefix-cache", "off") as calm:
             self.want = [calm.post("/v1/completions", b)["choices"] for b in self.bodies]
         places = []
         try:

@@ -243,14 +243,24 @@ double median_of(std::vector<double> &x) {
   return x.empty() ? 0 : x[x.size() / 2];
 }
 
-/* Median errors against the CPU's logits: of the GPU's, and of the CPU's own with rows in bf16. */
-struct medians {
-  double gpu, nudged;
+/* Errors against the CPU's logits of all quantised drafts: of the GPU's, and of the CPU's own with rows in bf16, without rounded inputs and
+ * with them; and the GPU's median of each draft with them. */
+struct all_errors {
+  std::vector<double> gpu, nudged, nudged_rounded;
+  std::vector<std::pair<std::string, double>> rounded;
 };
 
-/* plain: without rounded inputs, where they are rounded; else NULL. */
-medians check_draft(const mm_shards *shards, const mm_dflash *d, const std::string &name, const medians *plain) {
-  const bool rounds = plain != nullptr;
+void append(std::vector<double> &to, const std::vector<double> &x) { to.insert(to.end(), x.begin(), x.end()); }
+
+/* Under rounded inputs the last bits of rows decide which of two codes some get, which moves logits by much more than those bits. By how
+ * much more, the CPU says of its own rows in bf16, over all drafts; the GPU's error may grow as much, and that of one draft be twice that
+ * of all. */
+void check_rounded(all_errors &all) {
+  const double limit = 2 * median_of(all.gpu) * median_of(all.nudged_rounded) / median_of(all.nudged);
+  for (const auto &x : all.rounded) report(x.first, x.second, limit);
+}
+
+void check_draft(const mm_shards *shards, const mm_dflash *d, const std::string &name, bool rounds, all_errors *all) {
   fixture w(shards, d, rounds);
   const uint32_t length[SLOTS] = {3, 63, 64, 300 + g_rng.below(200)}, block = d->c.block;
   for (uint32_t s = 0; s < SLOTS; s++) w.prompt(s, length[s]);
@@ -273,11 +283,14 @@ medians check_draft(const mm_shards *shards, const mm_dflash *d, const std::stri
     w.held[0] = w.held[3];
   }
   const std::string rows = ", " + std::to_string(w.error.size()) + " rows";
-  const double median = median_of(w.error), shifted = median_of(w.shifted), nudged = median_of(w.nudged);
-  /* Under rounded inputs the last bits of rows decide which of two codes some get, which moves logits by much more than those bits. By how
-   * much more, the CPU says of its own rows in bf16; the GPU's error may grow as much, and medians of so few rows be off by two. */
-  const double limit = rounds ? 2 * plain->gpu * nudged / plain->nudged : kMedian;
-  report(name + ": logits of a draft against the CPU's, median" + rows, median, limit);
+  const double median = median_of(w.error), shifted = median_of(w.shifted);
+  const std::string title = name + ": logits of a draft against the CPU's, median" + rows;
+  if (d->c.quant) append(rounds ? all->nudged_rounded : all->nudged, w.nudged);
+  if (d->c.quant && !rounds) append(all->gpu, w.error);
+  if (rounds)
+    all->rounded.emplace_back(title, median);
+  else
+    report(title, median, kMedian);
   report(name + ": the same, worst row; of unrelated logits it is 1.4", w.error.back(), 0.5);
   if (!rounds)
     report_true(name + ": one cell less is three times that median off and more: " + std::to_string(shifted), shifted > 3 * median);
@@ -285,11 +298,10 @@ medians check_draft(const mm_shards *shards, const mm_dflash *d, const std::stri
               w.bits == 0);
   report_true(name + ": choices are those of the logits; others " + std::to_string(w.choices), w.choices == 0);
   report_true(name + ": draws are those of the logits; others " + std::to_string(w.draws), w.draws == 0);
-  return {median, nudged};
 }
 
 /* A draft next to the model, if it is one of its kind; quant: the scheme of its matrices, whose inputs are then rounded too, or NULL. */
-void check_kind(const mm_shards *shards, mm_dflash_config c, const mm_scheme *quant, const std::string &model) {
+void check_kind(const mm_shards *shards, mm_dflash_config c, const mm_scheme *quant, const std::string &model, all_errors *all) {
   mm_err err = {};
   c.quant = quant;
   if (!mm_dflash_fits(&c, "", &shards->pack.model, MM_USAGE, &err)) return;
@@ -299,8 +311,8 @@ void check_kind(const mm_shards *shards, mm_dflash_config c, const mm_scheme *qu
   must(mm_dflash_open(&d, dir.c_str(), &shards->pack.model, &err), err);
   const std::string name =
       model + kind + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + (quant ? std::string(" in ") + quant->name : "");
-  const medians plain = check_draft(shards, &d, name, nullptr);
-  if (quant) check_draft(shards, &d, name + ", inputs rounded", &plain);
+  check_draft(shards, &d, name, false, all);
+  if (quant) check_draft(shards, &d, name + ", inputs rounded", true, all);
   mm_dflash_close(&d);
   unlink((dir + "/" + MM_DFLASH_FILE).c_str());
   rmdir(dir.c_str());
@@ -310,6 +322,7 @@ void check_kind(const mm_shards *shards, mm_dflash_config c, const mm_scheme *qu
 
 void test_draft() {
   const mm_scheme *const blocks = mm_dflash_scheme("block_fp8"), *const channels = mm_dflash_scheme("channel_fp8");
+  all_errors errors;
   for (const std::string &folder : model_folders()) {
     mm_shards shards = {};
     mm_err err = {};
@@ -317,13 +330,14 @@ void test_draft() {
     const std::string name = folder.substr(folder.rfind('/') + 1);
     const mm_model &m = shards.pack.model;
     /* Quantised drafts next to models that round no inputs themselves: taps are alike then. */
-    const bool all = strcmp(shards.pack.quant, "none") == 0 || strcmp(shards.pack.quant, "bf16") == 0;
+    const bool quantised = strcmp(shards.pack.quant, "none") == 0 || strcmp(shards.pack.quant, "bf16") == 0;
     for (const auto dims : {small_heads, many_heads, eagle, later_eagle}) {
-      check_kind(&shards, dims(m), nullptr, name);
-      if (!all) continue;
-      check_kind(&shards, dims(m), blocks, name);
-      if (dims == many_heads || dims == eagle) check_kind(&shards, dims(m), channels, name);
+      check_kind(&shards, dims(m), nullptr, name, &errors);
+      if (!quantised) continue;
+      check_kind(&shards, dims(m), blocks, name, &errors);
+      if (dims == many_heads || dims == eagle) check_kind(&shards, dims(m), channels, name, &errors);
     }
     mm_shards_close(&shards);
   }
+  check_rounded(errors);
 }

@@ -45,6 +45,20 @@ static void random_client(serving *w, client *c, uint32_t uses) {
   client_ready(w, c);
 }
 
+/* A request of 90 tokens, all of them 7, by a prompt of 200: what it made of proposals. */
+static inline mm_scheduler_stats easy_request(serving *w) {
+  mm_scheduler_stats t;
+  client c = {.r = {.max_tokens = 90, .sampling.bias_count = 1}, .bias = {7, 1000}};
+  fill(&c, 1, 200);
+  client_ready(w, &c);
+  client_submit(w, &c);
+  client_check(&c);
+  serving_settled(w, &t);
+  print_message("%llu steps for 90 tokens, %llu proposed, %llu right\n", (unsigned long long)t.steps, (unsigned long long)t.drafted,
+                (unsigned long long)t.accepted);
+  return t;
+}
+
 /* MANY at a time are submitted, some of them cancelled at once or later; in as many rounds as the environment's ROUNDS says times more, and
  * few where each step takes long. */
 static void random_requests(serving *w, uint32_t uses, uint32_t rounds) {

@@ -161,17 +161,9 @@ TEST(test_ahead) {
 /* A reply of one token again and again, by a prompt that no cache has: proposals begin although steps are queued ahead, and go on. */
 TEST(test_lookup) {
   serving w;
-  mm_scheduler_stats t;
   open_device(&w, kind(1), true, true, (mm_limits){.max_tokens = ROWS, .slots = 2},
               (mm_scheduler_config){.step_tokens = 64, .queue_max = 1, .drafts = MM_DRAFTS});
-  client c = {.r = {.max_tokens = 90, .sampling.bias_count = 1}, .bias = {7, 1000}};
-  fill(&c, 1, 200);
-  client_ready(&w, &c);
-  client_submit(&w, &c);
-  client_check(&c);
-  serving_settled(&w, &t);
-  print_message("%llu steps for 90 tokens, %llu proposed, %llu right\n", (unsigned long long)t.steps, (unsigned long long)t.drafted,
-                (unsigned long long)t.accepted);
+  const mm_scheduler_stats t = easy_request(&w);
   assert_true(t.drafted > 10 && t.accepted == t.drafted);
   close_device(&w);
 }
