@@ -89,10 +89,11 @@ prepare() {
       done
     done
   done
-  # Groups of attention: dpG has G groups of one rank each, dpGtpN G groups of N ranks in all; ep2: ranks with experts of their own, pp2: stages.
+  # Groups of attention: dpG has G groups of one rank each, dpGtpN G groups of N ranks in all; ep2: ranks with experts of their own, pp2:
+  # stages. On four ranks tiny-m3's experts have 12 columns each: refused by name.
   for name in tiny-m1-bf16 tiny-m1-nvfp4 tiny-m2-bf16 tiny-m2-block_fp8 tiny-m2-nvfp4 tiny-m2-channel_fp8 tiny-m3-random-bf16 tiny-m2-wide-block_fp8 tiny-m2-wide-bf16; do
     source=tests/data/${name%-*}
-    case $name in *-wide-block_fp8) cuts='dp2 dp2tp4 dp2ep2' source=$wide ;; *-wide-*) cuts='dp2 dp2tp4' source=$wide ;; tiny-m3-*) cuts='dp2 dp2tp4' ;; tiny-m1-bf16) cuts='dp2 dp2tp4 dp8 dp2pp2' ;; tiny-m2-block_fp8) cuts='dp2 dp2tp4 dp2ep2' ;; *) cuts='dp2 dp2tp4' ;; esac
+    case $name in *-wide-block_fp8) cuts='dp2 dp2tp4 dp2ep2' source=$wide ;; *-wide-*) cuts='dp2 dp2tp4' source=$wide ;; tiny-m3-*) cuts=dp2 ;; tiny-m1-bf16) cuts='dp2 dp2tp4 dp8 dp2pp2' ;; tiny-m2-block_fp8) cuts='dp2 dp2tp4 dp2ep2' ;; *) cuts='dp2 dp2tp4' ;; esac
     for cut in $cuts; do
       case $cut in dp2) how='--tp 2 --attn-tp 1' ;; dp2ep2) how='--tp 2 --attn-tp 1 --ep 2' ;; dp2pp2) how='--tp 2 --attn-tp 1 --pp 2' ;; dp8) how='--tp 8 --attn-tp 1' ;; *) how='--tp 4 --attn-tp 2' ;; esac
       to=$work/ranks/$name-$cut

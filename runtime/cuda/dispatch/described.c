@@ -72,7 +72,10 @@ bool mm_cu_describe(const mm_packed *w, const char *name, mm_cu_weight *out, mm_
     out->whole = out->rounding, out->rounding = (mm_cu_rounding){.kind = MM_ACT_KEPT};
     out->whole.first_k = w->first_k, out->whole.whole_k = w->whole_k;
   }
-  if (!find_code(w, &out->code) || mm_has_zeros(w->scheme) || w->k % 8 != 0) return unsupported(w, name, err);
+  if (!find_code(w, &out->code) || mm_has_zeros(w->scheme)) return unsupported(w, name, err);
+  if (w->k % 8 != 0)
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(NULL, name),
+                   "found %u columns on a rank; the cuda backend expects a multiple of 8 (by another --tp or --ep)", w->k);
   const uint32_t bits = mm_cu_bits(out->code), chunk = 4 * 128 / bits; /* columns of a warp's load */
   out->pitch = mm_round_up((uint64_t)w->k * bits / 8, 16);
   if (w->scheme->plane_count == 1) return true;

@@ -323,6 +323,11 @@ TEST(layouts_agree) {
     assert_int_equal(y.global, d.scale_kind == MM_CU_NV);
   }
   assert_true(agreed > 1000);
+  mm_packed narrow = {.scheme = mm_scheme_at(0), .lead = 1, .n = 8, .k = 12};
+  mm_cu_weight d;
+  mm_err err = {0};
+  assert_false(mm_cu_describe(&narrow, "w", &d, &err));
+  assert_non_null(strstr(err.text, "found 12 columns on a rank; the cuda backend expects a multiple of 8"));
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
