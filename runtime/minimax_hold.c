@@ -53,13 +53,14 @@ static void *load(void *arg) {
   held_rank *r = arg;
   const holder *h = r->all;
   if (!mm_bind_any(&r->weights, &h->shards, r->index, &r->err)) return NULL;
-  const mm_backend_config c = {.model = &h->shards.pack.model,
-                               .weights = &r->weights,
-                               .comm = h->comm,
-                               .place = {r->index, r->index, h->ranks, h->device ? h->device[r->index] : r->index},
-                               .verify = h->a->verify && !h->shards.regrouped ? &h->shards : NULL,
-                               .log = h->log,
-                               .checkpoint = mm_shards_digest(&h->shards)};
+  const mm_backend_config c = {
+      .model = &h->shards.pack.model,
+      .weights = &r->weights,
+      .comm = h->comm,
+      .place = {r->index, r->index, h->ranks, h->device ? h->device[r->index] : r->index, mm_devices_shared(h->device, h->ranks)},
+      .verify = h->a->verify && !h->shards.regrouped ? &h->shards : NULL,
+      .log = h->log,
+      .checkpoint = mm_shards_digest(&h->shards)};
   if (h->ops->weights.hold(&c, &h->held[r->index], &r->memory, &r->err)) return r;
   mm_comm_abort(h->comm);
   return NULL;

@@ -341,7 +341,7 @@ bool mm_bench_open(mm_bench *b, mm_err *err) {
       .limits = b->limits,
       .comm = b->comm,
       .group = mm_comm_part(b->comm, b->rank / b->attn_tp),
-      .place = {b->rank, b->rank, b->ranks, b->rank},
+      .place = {b->rank, b->rank, b->ranks, b->rank, false},
       .draft = b->draft,
       .tap = b->draft ? b->draft->c.tap : NULL,
       .taps = b->draft ? b->draft->c.taps : 0,

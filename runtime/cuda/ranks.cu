@@ -223,7 +223,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;
   const uint64_t rows_bytes = (uint64_t)b->c.limits.max_tokens * b->c.model->hidden * sizeof(bf16);
   const bool one = b->groups.count == 1;
-  if (!(b->peers = mm_cu_peers_open(b->c.comm, w->rank, w->tp, one ? rows_bytes : 0, kLimit_s, err))) return false;
+  if (!(b->peers = mm_cu_peers_open(b->c.comm, w->rank, w->tp, b->c.place.shared, one ? rows_bytes : 0, kLimit_s, err))) return false;
   if (one) b->group = b->peers;
   if (!b->group && mm_attn_tp(w) > 1 &&
       !(b->group = mm_cu_peers_open_group(b->peers, b->c.group, mm_attn_rank(w), mm_attn_tp(w), rows_bytes, err)))

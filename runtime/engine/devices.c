@@ -50,12 +50,11 @@ const mm_ops *mm_ops_find(const char *name, mm_err *err) {
   return NULL;
 }
 
-/* Ranks wait for each other in kernels. On one device each rank's stream needs a hardware queue of its own, or the kernel that a rank waits
- * for is queued behind the waiting one. CUDA's default is 8 queues; it reads this variable when it starts. */
-static void own_queues(const uint32_t *device, uint32_t ranks) {
-  for (uint32_t i = 0; i < ranks; i++)
+bool mm_devices_shared(const uint32_t *device, uint32_t ranks) {
+  for (uint32_t i = 0; device && i < ranks; i++)
     for (uint32_t k = 0; k < i; k++)
-      if (device[i] == device[k]) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+      if (device[i] == device[k]) return true;
+  return false;
 }
 
 bool mm_devices_read(const char *name, const char *list, uint32_t ranks, uint32_t **device, mm_err *err) {
@@ -75,7 +74,11 @@ bool mm_devices_read(const char *name, const char *list, uint32_t ranks, uint32_
     (*device)[n] = (uint32_t)v;
     more = *end == ',';
     at = end + more;
-    if (!more && n + 1 == ranks) return own_queues(*device, ranks), true;
+    if (more || n + 1 < ranks) continue;
+    /* Ranks wait for each other in kernels. On one device each rank's stream needs a hardware queue of its own, or the kernel that a rank
+     * waits for is queued behind the waiting one. CUDA's default is 8 queues; it reads this variable when it starts. */
+    if (mm_devices_shared(*device, ranks)) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    return true;
   }
   free(*device);
   *device = NULL;

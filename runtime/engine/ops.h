@@ -89,6 +89,7 @@ typedef struct mm_rank_place {
   uint32_t rank;         /* global: stage · tp + tensor-parallel rank (weights->rank) */
   uint32_t local, ranks; /* its number among the ranks of this process, and how many those are */
   uint32_t device;       /* number of its accelerator on this machine */
+  bool shared;           /* some two ranks of this process, of whatever stages, have one accelerator (mm_devices_shared) */
 } mm_rank_place;
 
 /* How a run computes, the same in every rank; engine, backends and further processes take it whole. */
@@ -402,6 +403,8 @@ MM_MUST_USE bool mm_ops_run_groups(const mm_ops *ops, const mm_pack *p, mm_err *
  * `name` is the CPU, which has none to choose from. Call it before CUDA starts: ranks that share a device set CUDA_DEVICE_MAX_CONNECTIONS,
  * unless the environment has it. */
 MM_MUST_USE bool mm_devices_read(const char *name, const char *list, uint32_t ranks, uint32_t **device, mm_err *err);
+/* Whether a number comes twice in device[ranks]; NULL: each rank has one of its own. */
+bool mm_devices_shared(const uint32_t *device, uint32_t ranks);
 
 /* One step of one rank (forward.c). The acts are opened once per rank. After a step tap[i][T, H] is what layer tap_layer[i] gave the next:
  * the residual stream before the next norm. A head that drafts tokens reads it there, and embeds and ends with the same ops and weights. */

@@ -492,7 +492,7 @@ static void check_held(const mm_shards *shards, const mm_shards *other, const ch
   bool ok = true;
   for (uint32_t r = 0; ok && r < ranks; r++) {
     const mm_backend_config c = {
-        .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r}, .checkpoint = shards->pack.text_digest};
+        .model = &shards->pack.model, .weights = &weights[r], .place = {r, r, ranks, r, false}, .checkpoint = shards->pack.text_digest};
     ok = mm_bind(&weights[r], shards, r, &err) && mm_ops_cuda.weights.hold(&c, &held[r], &memory[r], &err);
   }
   const uint32_t registered = fake.registers;

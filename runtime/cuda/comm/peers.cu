@@ -216,12 +216,11 @@ bool forget_branches(const mm_cu_peers *p, mm_err *err) {
          check(cudaStreamSynchronize(0), "set counters", err);
 }
 
-/* All devices of the ranks, and whether each can write to every other's memory: all find the same. */
+/* All devices of the ranks, whether two have one, and whether each can write to every other's memory: all find the same. */
 bool find_devices(mm_cu_peers *p, mm_err *err) {
   mm_cu_peers_group *g = p->group;
   const void *all[MM_CU_PEERS];
   if (!check(cudaGetDevice(&g->device[p->c.rank]), "cudaGetDevice", err) || !gather(p, nullptr, all, err)) return false;
-  p->c.distinct_devices = !p->stage || p->stage->c.distinct_devices; /* kernels of other groups' ranks wait too */
   p->hosted = p->stage && p->stage->hosted;
   for (uint32_t r = 0; r < p->c.ranks; r++) {
     for (uint32_t k = 0; k < p->c.ranks; k++) {
@@ -348,13 +347,13 @@ static mm_cu_peers *open_peers(mm_cu_peers *p, uint64_t rows_bytes, double limit
   return nullptr;
 }
 
-mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err) {
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, bool shared, uint64_t rows_bytes, double limit_s, mm_err *err) {
   if (ranks > MM_CU_PEERS) {
     mm_fail(err, MM_UNSUPPORTED, "E_PEER", mm_at(NULL, NULL), "found %u ranks of a stage, expected at most %d", ranks, MM_CU_PEERS);
     return nullptr;
   }
   mm_cu_peers *p = new mm_cu_peers;
-  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks;
+  p->comm = comm, p->c.rank = rank, p->c.ranks = ranks, p->c.distinct_devices = !shared;
   return open_peers(p, rows_bytes, limit_s, err);
 }
 
@@ -362,6 +361,7 @@ mm_cu_peers *mm_cu_peers_open_group(const mm_cu_peers *stage, mm_comm *comm, uin
                                     mm_err *err) {
   mm_cu_peers *p = new mm_cu_peers;
   p->comm = comm, p->stage = stage, p->c.rank = rank, p->c.ranks = ranks, p->c.base = stage->c.rank - rank;
+  p->c.distinct_devices = stage->c.distinct_devices;
   return open_peers(p, rows_bytes, stage->limit_s, err);
 }
 

@@ -39,7 +39,7 @@ __device__ __forceinline__ uint64_t now_ns() {
 
 constexpr uint32_t kPeerBlocks = 64;               /* blocks of a kernel that synchronises by flags */
 constexpr uint64_t kPeerWords = 131072;            /* small sums: 16-byte words (8 bytes of data, the epoch twice): 1 MiB of data */
-constexpr uint32_t kPeerRows = 256;                /* rows of a branch at most, if no two ranks share a device */
+constexpr uint32_t kPeerRows = 256;                /* rows of a branch at most, if devices are distinct */
 constexpr uint64_t kPeerNumbers = 196608;          /* a branch at most, in units of 8 bytes: 256 rows of 3,072 bf16 */
 constexpr uint64_t kPeerSent = 3 * kPeerNumbers;   /* 8-byte units that one rank sends; above, a reduce-scatter sends less */
 constexpr uint32_t kPeerBranch = kPeerNumbers / 2; /* a branch in 16-byte words, all data: no flags */
@@ -67,9 +67,11 @@ struct peer_view {
   peer_counters *counters; /* this rank's */
   peer_control *shared;
   uint32_t rank, ranks;
-  bool distinct_devices; /* no two ranks share a device */
-  uint64_t sum_bytes;    /* kPeerSlab, or more */
-  uint32_t base;         /* number of the first rank in the stage: not 0 in a group of some of its ranks */
+  /* No two ranks of the process have one device, of whatever groups and stages: kernels of each may wait, and a next kernel that is
+   * launched early may fill the device on which another rank is yet to send what the first waits for. */
+  bool distinct_devices;
+  uint64_t sum_bytes; /* kPeerSlab, or more */
+  uint32_t base;      /* number of the first rank in the stage: not 0 in a group of some of its ranks */
 
   /* Offsets: words [2][ranks][kPeerWords]; branches [kPeerTurns][ranks][kPeerBranch]; parts [2][ranks][kPeerSlab / ranks]; sums
    * [2][sum_bytes]; flags [2 rounds][2][ranks][kPeerBlocks]. */

@@ -12,11 +12,12 @@
 #define MM_CU_PEERS 8 /* ranks at most */
 
 struct mm_cu_peers;
-/* On the current device; collective. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER for
+/* On the current device; collective. shared: two ranks of the process have one device, be it ranks of other stages; all ranks pass the
+ * same, and those of this stage are looked at anyway. rows_bytes: of the rows of a step, bf16, at most. MM_UNSUPPORTED E_PEER for
  * more than MM_CU_PEERS ranks. Where one device cannot write to another's memory, all write to pinned host memory. limit_s: seconds that a
  * kernel waits for another rank. Returns NULL with `err` unset if another rank failed (mm_comm_abort); that rank reports the error. This
  * holds for all functions below. */
-mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, uint64_t rows_bytes, double limit_s, mm_err *err);
+mm_cu_peers *mm_cu_peers_open(mm_comm *comm, uint32_t rank, uint32_t ranks, bool shared, uint64_t rows_bytes, double limit_s, mm_err *err);
 /* Of a group of consecutive ranks of the stage's, of one process: comm is the group's part (mm_comm_part), `rank` the number in it.
  * Failures are the stage's, which checks, resets and loads for both; the group is reset before the stage and closed before it. Collective
  * of the group. */
@@ -62,7 +63,7 @@ bool mm_cu_peers_malloc(const mm_cu_peers *p, void **to, size_t bytes, const cha
 void mm_cu_peers_free(const mm_cu_peers *p, void *memory);
 bool mm_cu_peers_hosted(const mm_cu_peers *p);   /* in host memory */
 extern bool mm_cu_peers_refused;                 /* for tests ($MM_TEST_NO_PEER): no device can write to another's memory */
-bool mm_cu_peers_distinct(const mm_cu_peers *p); /* no two ranks share a device */
+bool mm_cu_peers_distinct(const mm_cu_peers *p); /* no two ranks of the process share a device */
 
 /* Once the stream is done: MM_IO E_RANK, naming the rank, when this one timed out waiting for it. True when another rank failed: that rank
  * reports the error. Sums since then are unspecified. */

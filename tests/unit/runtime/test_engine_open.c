@@ -25,6 +25,7 @@ TEST(devices) {
     else
       unsetenv(name);
     assert_int_equal(mm_devices_read("cuda", rows[i].list, 3, &device, &err), i < 3);
+    assert_int_equal(mm_devices_shared(device, 3), i == 1 || i == 2);
     const char *found = getenv(name);
     if (rows[i].after)
       assert_string_equal(found, rows[i].after);
