@@ -46,7 +46,8 @@ static void expect(uint32_t tp, uint32_t made, mm_groups_request r, uint32_t gro
 }
 
 TEST(chosen_by_what_is_known) {
-  const char *const times = " sequences at a time at most; measured: groups in 1 of one's time for 16, 0.99 for 64, 1.01 for 128, 0.96 for 256, 1 for 1024";
+  const char *const times =
+      " sequences at a time at most; measured: groups in 1 of one's time for 16, 0.99 for 64, 1.01 for 128, 0.96 for 256, 1 for 1024";
   expect(4, 4, (mm_groups_request){NULL, "cuda", 16, NULL}, 4, NULL);
   expect(4, 4, (mm_groups_request){"2", "cuda", 16, NULL}, 2, "2 groups of 2 ranks by --dp 2");
   expect(4, 4, (mm_groups_request){"auto", "cuda", 16, NULL}, 1, MM_FORMATTED(200, "1 group of 4 ranks by --dp auto: 16%s", times));
