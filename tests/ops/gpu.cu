@@ -55,14 +55,25 @@ double relative_error(const std::vector<double> &want, const std::vector<double>
   return sqrt(d / s);
 }
 
+/* Seconds since the row before, where they are many: of ranks, one may have waited long for another. */
+static std::string slow_row() {
+  constexpr double kMany = 2;
+  static auto before = std::chrono::steady_clock::now();
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - before).count();
+  before = now;
+  char text[32] = "";
+  if (seconds > kMany) snprintf(text, sizeof text, " [%.1f s]", seconds);
+  return text;
+}
 void report(const std::string &what, double error, double limit) {
   bool ok = error <= limit;
   if (!ok) g_failures++;
-  printf("%-4s %-72s %.2e (limit %.0e)\n", ok ? "ok" : "FAIL", what.c_str(), error, limit);
+  printf("%-4s %-72s %.2e (limit %.0e)%s\n", ok ? "ok" : "FAIL", what.c_str(), error, limit, slow_row().c_str());
 }
 void report_true(const std::string &what, bool ok) {
   if (!ok) g_failures++;
-  printf("%-4s %s\n", ok ? "ok" : "FAIL", what.c_str());
+  printf("%-4s %s%s\n", ok ? "ok" : "FAIL", what.c_str(), slow_row().c_str());
 }
 
 bool same_among_others(uint32_t least, uint32_t most, uint32_t width,
