@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 SCALES = {"block_fp8": ".weight_scale_inv", "channel_fp8": ".weight_scale"}
 BLOCK, MOST = 128, 448
-PLANTED = ("DFlash L3H5, block 16", "EAGLE-3 of M2.5")
+PLANTED = (("DFlash L3H5, block 16", "block_fp8"), ("EAGLE-3 of M2.5", "channel_fp8"))  # all others have no mistakes planted, for the time they take
 MATRICES = ("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 JOINED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 
@@ -132,7 +132,7 @@ def in_schemes(name, s, weights, work, target):
         packed = {n: quantised(w, quant) for n, w in weights.items() if module(n) in MATRICES}
         check_file(what, weights, packed, quant, path + "/draft.safetensors")
         own = reference({n: w for n, w in weights.items() if n not in packed}) | {n: numbers(*pair, quant) for n, pair in packed.items()}
-        compare(what, s, own, path, target, mistakes(s, weights, packed, quant) if name in PLANTED else (), fewer=False)
+        compare(what, s, own, path, target, mistakes(s, weights, packed, quant) if (name, quant) in PLANTED else (), fewer=False)
         shutil.rmtree(path)
 
 
