@@ -143,7 +143,8 @@ $(VENV)-vllm/ready:
 engines: export ENGINES_VENV = $(VENV)-engines
 engines: export VLLM_PYTHON = $(VENV)-vllm/bin/python
 engines: $(PROGRAMS) $(VENV)-engines/ready $(VENV)-vllm/ready ## tests with other engines' libraries, which it installs (15 GB), and docs/engines.md again
-	$(Q)$(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py check/interop/drafts_torch.py check/interop/python_package.sh
+	$(Q)$(MAKE) --no-print-directory check/interop/engines.py check/interop/sources_peers.py check/interop/drafts_torch.py check/interop/drafts_torch_quant.py \
+	  check/interop/python_package.sh
 	$(Q)scripts/engines.py $(BUILD) >$(BUILD)/engines.md && cp $(BUILD)/engines.md docs/engines.md
 
 $(FUZZ_SRC:%.c=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)

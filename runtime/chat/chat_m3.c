@@ -109,16 +109,23 @@ static bool put_calls(mm_renderer *r, const mm_message *m) {
   return true;
 }
 
+/* Where the message begins whose tokens are sampled. */
+static void put_opening(mm_renderer *r, mm_opening opening) {
+  mm_render_own(r, BEGIN "ai\n");
+  if (opening == MM_OPENING_REASONING) mm_render_own(r, "<mm:think>");
+  if (opening == MM_OPENING_CONTENT) mm_render_own(r, "</mm:think>");
+}
+
 /* Reasoning stays in every turn. `open`: the message goes on. */
 static bool put_assistant(mm_renderer *r, const mm_message *m, bool open) {
   mm_thought t = {.reasoning = m->reasoning, .owner = MM_OWNER_USER};
-  mm_render_own(r, BEGIN "ai\n");
   if (!open && m->sampled_count) {
-    mm_render_own(r, "<mm:think>");
+    put_opening(r, m->opening);
     mm_prompt_put_sampled(r->p, m->sampled, m->sampled_count);
     mm_render_own(r, END);
     return true;
   }
+  mm_render_own(r, BEGIN "ai\n");
   if (!m->reasoning.p && !mm_render_thought(r, m, &t)) return false;
   if (t.reasoning.n) {
     mm_render_own(r, "<mm:think>");
@@ -173,10 +180,9 @@ bool mm_render_m3(mm_renderer *r) {
   put_root(r, root);
   if (!put_developer(r, developer) || !put_messages(r, m)) return false;
   if (!r->c->add_generation_prompt) return true;
-  mm_render_own(r, BEGIN "ai\n");
-  if (r->c->thinking == MM_THINKING_DISABLED) mm_render_own(r, "</mm:think>");
   r->p->in_reasoning = r->c->thinking == MM_THINKING_ENABLED;
-  if (r->p->in_reasoning) mm_render_own(r, "<mm:think>");
+  r->p->opening = r->p->in_reasoning ? MM_OPENING_REASONING : r->c->thinking == MM_THINKING_DISABLED ? MM_OPENING_CONTENT : MM_OPENING_FREE;
+  put_opening(r, r->p->opening);
   return true;
 }
 

@@ -30,6 +30,14 @@ typedef enum mm_thinking {
   MM_THINKING_DISABLED
 } mm_thinking;
 
+/* Where a prompt ends that an assistant's message is sampled after. */
+typedef enum mm_opening {
+  MM_OPENING_NONE,      /* not where a message begins: within the last message, or behind it */
+  MM_OPENING_REASONING, /* within the reasoning */
+  MM_OPENING_CONTENT,   /* behind a reasoning that the request left empty */
+  MM_OPENING_FREE       /* before either: the model decides */
+} mm_opening;
+
 /* A part of a message's content that is text; parts of other types are the API's to refuse. */
 typedef struct mm_chat_part {
   mm_str text;
@@ -54,10 +62,11 @@ typedef struct mm_message {
   mm_str reasoning;
   const mm_chat_call *call; /* [call_count]; an empty list of calls is no list */
   size_t call_count;
-  /* Assistant messages only: the tokens that were sampled for this message after the generation prompt, without the end token. They are
-   * used instead of content, reasoning and calls where the format keeps the reasoning of this message; NULL: none. */
+  /* Assistant messages only: the tokens that were sampled for this message after a generation prompt with this opening, without the end
+   * token. They are used instead of content, reasoning and calls where the format keeps the reasoning of this message; NULL: none. */
   const int32_t *sampled; /* [sampled_count] */
   size_t sampled_count;
+  mm_opening opening;
   mm_str call_id; /* of tools: the call that this answers; may be absent */
   /* User messages only: it was a system message after the first, shown as a user's. It does not count as the last user message, after
    * which M2 keeps the reasoning. */

@@ -101,7 +101,7 @@ static bool encode_all(encoding *e) {
 }
 
 bool mm_prompt_encode(const mm_prompt *p, const mm_tokenizer *t, bool trust_user, mm_prompt_tokens *out, mm_err *err) {
-  *out = (mm_prompt_tokens){0};
+  *out = (mm_prompt_tokens){.opening = p->opening};
   if (p->text.failed) return mm_fail_memory(err, p->text.n);
   encoding e = {.prompt = p, .tokenizer = t, .trust_user = trust_user, .out = out, .err = err, .user_piece = p->user_pieces};
   if (p->user_bytes) e.user_end = p->piece[p->user_pieces].at + p->user_bytes;

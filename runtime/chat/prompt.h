@@ -21,6 +21,7 @@ typedef struct mm_prompt {
   size_t user_pieces; /* the pieces before this one, … */
   size_t user_bytes;  /* … and these bytes of it, are the prompt up to the end of the last user message; 0 0 where there is none */
   bool in_reasoning;  /* the reply begins inside the reasoning */
+  mm_opening opening; /* MM_OPENING_NONE without a generation prompt, and in formats that never use sampled tokens */
 } mm_prompt;
 
 void mm_prompt_close(mm_prompt *p);
@@ -35,6 +36,7 @@ typedef struct mm_prompt_tokens {
   int32_t *id; /* [count]; free() it */
   size_t count;
   size_t user_end; /* so many tokens lie up to the end of the last user message, whole: the next turn's prompt begins with them too */
+  mm_opening opening;
 } mm_prompt_tokens;
 
 /* Control tokens are recognised inside trusted pieces; with trust_user everywhere, as transformers does. Text between two control tokens is

@@ -67,16 +67,22 @@ static bool put_calls(mm_renderer *r, const mm_message *m) {
   return true;
 }
 
+/* Where the message begins whose tokens are sampled. */
+static void put_opening(mm_renderer *r, mm_opening opening) {
+  mm_render_own(r, BEGIN "ai\n<think>\n");
+  if (opening == MM_OPENING_CONTENT) mm_render_own(r, "</think>\n\n");
+}
+
 /* `current`: after the last user message, where reasoning is kept. `open`: the message goes on. */
 static bool put_assistant(mm_renderer *r, const mm_message *m, bool current, bool open) {
   mm_thought t = {.reasoning = m->reasoning, .owner = MM_OWNER_USER};
-  mm_render_own(r, BEGIN "ai\n");
   if (current && !open && m->sampled_count) {
-    mm_render_own(r, "<think>\n");
+    put_opening(r, m->opening);
     mm_prompt_put_sampled(r->p, m->sampled, m->sampled_count);
     mm_render_own(r, END);
     return true;
   }
+  mm_render_own(r, BEGIN "ai\n");
   if (!m->reasoning.p && !mm_render_thought(r, m, &t)) return false;
   if (t.reasoning.n && current) {
     mm_render_own(r, "<think>\n");
@@ -142,8 +148,8 @@ bool mm_render_m2(mm_renderer *r) {
   for (size_t i = system_of(c) != NULL; i < c->message_count; i++)
     if (!put_message(r, &c->message[i], last_user, &called)) return false;
   if (!c->add_generation_prompt) return true;
-  mm_render_own(r, BEGIN "ai\n<think>\n");
   r->p->in_reasoning = c->thinking != MM_THINKING_DISABLED;
-  if (!r->p->in_reasoning) mm_render_own(r, "</think>\n\n");
+  r->p->opening = r->p->in_reasoning ? MM_OPENING_REASONING : MM_OPENING_CONTENT;
+  put_opening(r, r->p->opening);
   return true;
 }

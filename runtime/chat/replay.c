@@ -14,6 +14,7 @@ struct entry {
   mm_digest key, reasoning;
   entry *chain;         /* in its bucket */
   entry *newer, *older; /* by last use */
+  mm_opening opening;
   size_t count;
   int32_t id[];
 };
@@ -131,12 +132,12 @@ static entry *find(mm_replay *r, const mm_digest *key) {
 
 bool mm_replay_add(mm_replay *r, const mm_message *m, const int32_t *id, size_t count, mm_err *err) {
   mm_digest key;
-  if (!count || count > r->max_tokens || !key_of(m, &key)) return true;
+  if (!count || !m->opening || count > r->max_tokens || !key_of(m, &key)) return true;
   entry *e = find(r, &key);
   if (e) drop(r, e);
   while (r->oldest && count > r->max_tokens - r->tokens) drop(r, r->oldest);
   if (!(e = malloc(sizeof *e + count * sizeof *id))) return mm_fail_memory(err, count * sizeof *id);
-  *e = (entry){.key = key, .reasoning = reasoning_of(m), .count = count, .chain = *bucket_of(r, &key)};
+  *e = (entry){.key = key, .reasoning = reasoning_of(m), .opening = m->opening, .count = count, .chain = *bucket_of(r, &key)};
   memcpy(e->id, id, count * sizeof *id);
   *bucket_of(r, &key) = e;
   put_first(r, e);
@@ -144,7 +145,7 @@ bool mm_replay_add(mm_replay *r, const mm_message *m, const int32_t *id, size_t 
   return true;
 }
 
-const int32_t *mm_replay_find(mm_replay *r, const mm_message *m, size_t *count) {
+const int32_t *mm_replay_find(mm_replay *r, const mm_message *m, size_t *count, mm_opening *opening) {
   mm_digest key;
   entry *e = key_of(m, &key) ? find(r, &key) : NULL;
   if (!e) return NULL;
@@ -153,5 +154,6 @@ const int32_t *mm_replay_find(mm_replay *r, const mm_message *m, size_t *count) 
   take_out(r, e);
   put_first(r, e);
   *count = e->count;
+  *opening = e->opening;
   return e->id;
 }

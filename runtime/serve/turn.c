@@ -102,7 +102,8 @@ static void keep(mm_turn *t) {
                         .part_count = 1,
                         .reasoning = {t->reasoning.p ? t->reasoning.p : "", t->reasoning.n},
                         .call = call,
-                        .call_count = t->calls};
+                        .call_count = t->calls,
+                        .opening = t->opening};
   pthread_mutex_lock(&c->server->shared);
   mm_either_way(mm_replay_add(c->server->replay, &m, t->sampled, t->samples, MM_IGNORED)); /* what is not kept is rendered */
   pthread_mutex_unlock(&c->server->shared);
@@ -116,7 +117,7 @@ static bool find_sampled(mm_call *c, const mm_conversation *v, mm_err *err) {
     if (m->role != MM_ROLE_ASSISTANT || !m->call_count) continue;
     pthread_mutex_lock(&c->server->shared);
     size_t n = 0;
-    const int32_t *id = mm_replay_find(c->server->replay, m, &n);
+    const int32_t *id = mm_replay_find(c->server->replay, m, &n, &m->opening);
     int32_t *copy = id ? mm_arena_alloc(&c->arena, (n + 1) * sizeof *copy, err) : NULL;
     if (copy) memcpy(copy, id, n * sizeof *copy);
     pthread_mutex_unlock(&c->server->shared);
@@ -165,7 +166,7 @@ void mm_turn_ended(mm_choice *ch) {
   }
   if (t->failed) ch->ending.reason = MM_FINISH_ERROR;
   const bool whole = !t->failed && !t->cut && !ch->ending.enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
-  if (whole && t->calls && t->in_reasoning) keep(t);
+  if (whole && t->calls && t->opening) keep(t);
 }
 
 /* True if the last call has an end or went wrong, so that it was not cut off. */
@@ -195,6 +196,7 @@ bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool 
 typedef struct start {
   const mm_tool_rules *rules;
   bool tools, in_reasoning;
+  mm_opening opening;
   mm_turn_sections sections;
 } start;
 
@@ -216,7 +218,7 @@ static bool open_turns(mm_call *c, const start *a, mm_err *err) {
     own.user = t;
     t->event = s->set.event;
     t->one_call = a->rules->one_call;
-    t->in_reasoning = a->in_reasoning;
+    t->opening = a->opening;
     if (!(t->reply = mm_reply_open(&own, err))) return false;
     if (c->params.stop_count || t->one_call) t->watch = mm_reply_watch_open(&set, c->params.special, t->one_call, err);
     if ((c->params.stop_count || t->one_call) && !t->watch) return false;
@@ -255,6 +257,7 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   c->state = s;
   c->close_state = close_turns;
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
+  a.opening = p.opening;
   c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
   if (!mm_call_add_prompt(c, p.id, p.count, err) || !mm_tools_open(&s->tools, v->tool, v->tool_count, err)) return false;
   return mm_turn_constrain(c, v, r, set, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);

@@ -38,7 +38,7 @@ struct mm_turn {
   size_t items, items_cap;
   int32_t *sampled; /* [samples] its tokens */
   size_t samples, samples_cap;
-  bool in_reasoning;         /* it began so */
+  mm_opening opening;        /* of its prompt */
   bool one_call;             /* ends after the first */
   bool failed;               /* want of memory, or no random numbers */
   bool cut;                  /* at the end: a limit, a stop string or an id that the request named ended it, not the model */

@@ -9,7 +9,7 @@ import shutil
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import TMP, Server, convert  # noqa: E402
+from serve_client import TMP, Server, comes_back, convert, turn_with_calls  # noqa: E402
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ASK = [{"role": "user", "content": "In the beginning"}]
@@ -123,6 +123,23 @@ def cut_off(s):
         done = [(x["name"], x["arguments"]) for x in events if x["type"] == "response.function_call_arguments.done"]
         call = [(x["name"], x["arguments"]) for x in events[-1]["response"]["output"] if x["type"] == "function_call"]
         assert ended == ["incomplete"] and len(done) == 1 and done == call, events
+
+
+def back(s):
+    """The tokens of a reply with calls stand in the next turn's prompt, with reasoning and without. Those of a reply that the request began do not: without
+    the request's part they are not what the message's tokens were."""
+    think = {"logit_bias": {str(id_of(s, "</think>")): 100}}
+    how = {"messages": ASK, "tools": TOOLS, "temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT]}
+    comes_back(s, {**how, **think})
+    comes_back(s, {**how, "chat_template_kwargs": {"enable_thinking": False}})
+    begun = {"messages": [*ASK, {"role": "assistant", "content": "", "reasoning_content": "Hm, hm."}], "add_generation_prompt": False, "continue_final_message": True}
+    _, next_turn = turn_with_calls(s, {**how, **think, **begun})
+
+    def unknown(message):
+        for i, call in enumerate(message["tool_calls"]):
+            call["id"] = f"unknown-{i}"
+
+    assert next_turn()["prompt_tokens"] == next_turn(unknown)["prompt_tokens"]
 
 
 def cut_before_name(s, **how):
@@ -311,6 +328,7 @@ def compiled_once(s):
 with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max-model-len", "1024") as server:
     begun_in_reasoning(server)
     cut_off(server)
+    back(server)
     cut_before_name(server, chat_template_kwargs={"enable_thinking": False})
     one_call(server)
     stops_behind_reasoning(server)

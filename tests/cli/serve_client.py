@@ -33,6 +33,35 @@ def with_m3_tokens(model, target):
     return target
 
 
+def turn_with_calls(s, body):
+    """The usage of a reply with calls, and a function: the usage of the next turn, whose history has the reply's message, changed by `change`."""
+    first = s.post("/v1/chat/completions", body)
+    said = {k: v for k, v in first["choices"][0]["message"].items() if not k.startswith("reasoning")}
+    assert said["tool_calls"], first
+    history = [m for m in body["messages"] if m["role"] != "assistant"]  # the last may be the beginning of the reply
+
+    def next_turn(change=lambda message: None):
+        message = json.loads(json.dumps(said))
+        change(message)
+        results = [{"role": "tool", "tool_call_id": c["id"], "content": "hot"} for c in message["tool_calls"]]
+        more = {k: body[k] for k in ("tools", "thinking", "chat_template_kwargs") if k in body}
+        return s.post("/v1/chat/completions", {**more, "messages": [*history, message, *results], "max_tokens": 1})["usage"]
+
+    return first["usage"], next_turn
+
+
+def comes_back(s, body):
+    """A reply with calls whose message comes back: the prompt of the next turn begins with the tokens of this prompt and of this reply. A changed call is
+    written anew."""
+    used, next_turn = turn_with_calls(s, body)
+    known = used["prompt_tokens"] + used["completion_tokens"] - 1  # the token that ends the reply is never fed
+    cached = lambda usage: usage["prompt_tokens_details"]["cached_tokens"]
+    again = next_turn()
+    assert known - 1 <= cached(again) < again["prompt_tokens"], (used, again)
+    other = next_turn(lambda message: message["tool_calls"][0]["function"].update(arguments='{"city": "Lagash"}'))
+    assert cached(other) < known - 4, (used, other)
+
+
 class Server:
     """A running server; ends with the block, and must end well."""
 

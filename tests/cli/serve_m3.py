@@ -6,7 +6,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import TMP, Server, convert, with_m3_tokens  # noqa: E402
+from serve_client import TMP, Server, comes_back, convert, with_m3_tokens  # noqa: E402
 
 NS = "]<]minimax[>["
 ASK = [{"role": "user", "content": "In the beginning"}]
@@ -98,6 +98,14 @@ def scripted(s):
     assert got["finish_reason"] == "stop" and not got["message"].get("tool_calls") and got["message"]["content"] == broken, got
 
 
+def back(s):
+    """The tokens of a reply with calls stand in the next turn's prompt, in every mode."""
+    end = s.post("/tokenize", {"prompt": "</mm:think>", "parse_special": True})["tokens"][0]
+    how = {"messages": ASK, "tools": [TOOL], "temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT]}
+    for mode, more in (("adaptive", {}), ("enabled", {"logit_bias": {str(end): 100}}), ("disabled", {})):
+        comes_back(s, {**how, **more, "chat_template_kwargs": {"thinking_mode": mode}})
+
+
 def held(s):
     """Required and strict calls, and schemas: what noise is held to."""
     mark, end = (s.post("/tokenize", {"prompt": x, "parse_special": True})["tokens"][0] for x in (NS, "</mm:think>"))
@@ -139,6 +147,7 @@ with Server(convert(with_m3_tokens("tests/data/tiny-m2", os.path.join(TMP, "sour
     modes(server)
     budgets(server)
     scripted(server)
+    back(server)
     held(server)
     refusals(server)
-print("MiniMax-M3: modes, calls whole and streamed in three APIs, required calls, a schema, refusals")
+print("MiniMax-M3: modes, calls whole and streamed in three APIs, their tokens in the next turn, required calls, a schema, refusals")

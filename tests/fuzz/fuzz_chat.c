@@ -50,7 +50,7 @@ static void make(made *m, const uint8_t *at, const uint8_t *end) {
     if (what & 32) one->reasoning = field(&at, end);
     for (; one->call_count < (what >> 6); one->call_count++)
       m->call[i][one->call_count] = (mm_chat_call){.name = field(&at, end), .arguments = field(&at, end)};
-    if (what == 0xee) one->sampled = sampled, one->sampled_count = 3;
+    if (what == 0xee) one->sampled = sampled, one->sampled_count = 3, one->opening = (mm_opening)(1 + i % 3);
   }
 }
 

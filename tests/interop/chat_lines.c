@@ -75,6 +75,7 @@ static mm_message read_message(lines *l, const mm_value *v) {
   if (!sampled) return m;
   int32_t *id = capacity(l, sampled->count, sizeof *id);
   m.sampled = id;
+  m.opening = MM_OPENING_REASONING;
   for (const mm_value *s = sampled->first; s; s = s->next) id[m.sampled_count++] = (int32_t)mm_value_real(s);
   return m;
 }

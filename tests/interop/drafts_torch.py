@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Numbers of DFlash and EAGLE-3 drafts of the published shapes, against torch in f32. The weights are random. The target is a MiniMax-M2 of 62 narrow layers with
-the released hidden size and vocabulary, so that taps have their released numbers. minimax-convert --draft packs each draft, two of them with --draft-quant block_fp8 too; draft_logits runs it on the CPU. torch has the numbers that codes of its own stand
-for.
+the released hidden size and vocabulary, so that taps have their released numbers. minimax-convert --draft packs each draft; draft_logits runs it on the CPU.
+drafts_torch_quant.py has the same drafts in the schemes of --draft-quant.
 
 Tapped outputs and the logits of every proposal differ by at most LIMIT of the root mean square of the row, and the proposals are the same ids. The torch code
 below follows the published mathematics of the drafts and shares nothing with the runtime. With any one of the mistakes listed below planted in it, the logits
-differ by more. (engine_libraries.py has what this needs; it takes 10 GB of disk, 12 GB of memory and 7 minutes without those in block_fp8.)"""
+differ by more. (engine_libraries.py has what this needs; it takes 10 GB of disk, 12 GB of memory and 6 minutes.)"""
+import copy
 import json
 import math
 import os
@@ -27,6 +28,7 @@ LIMIT = 2e-4
 H, VOCAB, LAYERS = 3072, 200064, 62
 CUTS = (150, 153, 200)  # tokens that the target has when the draft proposes; the first is longer than the windows
 IDS = 201
+FIRST = 16384  # ids of the target's head by whose logits a mistake is found
 
 # ---- random weights ----
 
@@ -238,7 +240,7 @@ def draft_weights(s):
     if s["kind"] == "eagle":
         rows, width = c["draft_vocab_size"], 2 * H
         w["lm_head.weight"], w[p + "hidden_norm.weight"] = matrix(rows, H), vector(H)
-        named = torch.randperm(VOCAB, generator=RANDOM)[:rows].sort().values
+        named = torch.randperm(VOCAB - 1, generator=RANDOM)[:rows].sort().values + 1  # no id is its index
         w["d2t"], w["t2d"] = named - torch.arange(rows), torch.zeros(VOCAB, dtype=torch.bool).scatter(0, named, True)
         if s["fc_norm"]:
             w["embed_tokens.weight"] = embedding(VOCAB)
@@ -260,20 +262,8 @@ def draft_weights(s):
     return w
 
 
-QUANTISED = ("DFlash of M2.5, four windows", "EAGLE-3 of M2.5")
-BLOCK = 128
-
-
-def dequantised(w):
-    """A matrix as E4M3 codes under a scale for 128 x 128 numbers, amax / 448, and back."""
-    rows, cols = w.shape
-    x = w.float().view(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
-    scale = x.abs().amax((1, 3), keepdim=True) / 448
-    return ((x / scale).to(torch.float8_e4m3fn).float() * scale).view(rows, cols)
-
-
 def mistakes(s, w):
-    """(what, settings, weights) of every mistake that is planted in the reference."""
+    """(what, settings, weights) of every mistake that is planted in the reference, to be found at the first cut."""
     taps = s["taps"]
     yield "every tap a layer early", {"taps": [t - 1 for t in taps]}, {}
     yield "every tap a layer late", {"taps": [t + 1 for t in taps]}, {}
@@ -310,7 +300,7 @@ class Target:
         w = target_weights()
         save(folder, TARGET, w)
         self.embed, self.head = w["model.embed_tokens.weight"], w["lm_head.weight"].float()
-        self.ids = torch.randint(VOCAB, (IDS,), generator=RANDOM).tolist()
+        self.ids = torch.randperm(VOCAB, generator=RANDOM)[:IDS].tolist()  # each once
         self.states = hidden_states(w, torch.tensor(self.ids))
 
 
@@ -360,11 +350,27 @@ def named(w):
     return w["d2t"] + torch.arange(len(w["d2t"])) if "d2t" in w else slice(None)
 
 
-def compare(name, s, w, packed, target):
-    """The runtime against the reference, at every cut with all proposals and with fewer; then the reference with mistakes."""
+def kept_cells(s, w, target):
+    """(cut, what, settings, weights) of the mistake that only the second cut shows."""
+    cells = {}
+    proposals({**s, "cells": cells}, w, CUTS[0], s["each"], target)
+    return CUTS[1], "cells of proposals kept", {"kept": cells}, {}
+
+
+def planted(s, w, target):
+    """(cut, what, settings, weights) of every mistake."""
+    for mistake in mistakes(s, w):
+        yield CUTS[0], *mistake
+    if s["kind"] == "eagle":
+        yield kept_cells(s, w, target)
+
+
+def compare(name, s, w, packed, target, wrong, fewer=True):
+    """The runtime against the reference, at every cut with all proposals and, if `fewer`, at the last with fewer; then the reference with each mistake of
+    `wrong`, by the logits of the first ids."""
     worst_tap = worst = 0
     right, others = {}, []
-    for each, cuts in ((s["each"], CUTS), (3, CUTS[-1:])):
+    for each, cuts in ((s["each"], CUTS), (3, CUTS[-1:]))[:1 + fewer]:
         held = 0
         for cut, (taps, logits, ids) in zip(cuts, ran(packed, s, each, target.ids, cuts)):
             for i, layer in enumerate(s["taps"]):
@@ -377,18 +383,31 @@ def compare(name, s, w, packed, target):
             right[cut, each], held = found, cut
     print(f"{name}: taps differ by {worst_tap:.1e}, logits by {worst:.1e}, wanted {LIMIT:.0e}; other proposals: {others or 'none'}", flush=True)
     assert max(worst_tap, worst) <= LIMIT and not others, name
-    planted = [(CUTS[0], *mistake) for mistake in mistakes(s, w)]
-    if s["kind"] == "eagle":
-        cells = {}
-        proposals({**s, "cells": cells}, w, CUTS[0], s["each"], target)
-        planted.append((CUTS[1], "cells of proposals kept", {"kept": cells}, {}))
-    errors = [(apart(right[cut, s["each"]], proposals({**s, **settings}, {**w, **weights}, cut, s["each"], target)[0]), what)
-              for cut, what, settings, weights in planted]
+    first, errors = copy.copy(target), []
+    first.head = target.head[:FIRST]
+    for cut, what, settings, weights in wrong:
+        logits = proposals({**s, **settings}, {**w, **weights}, cut, s["each"], first)[0]
+        errors.append((apart(right[cut, s["each"]][:, :logits.shape[1]], logits), what))
+    if not errors:
+        return
     print(f"{name}: with each of {len(errors)} mistakes by {min(errors)[0]:.1e} or more ({min(errors)[1]})", flush=True)
     assert min(errors)[0] > LIMIT, f"{name}: a mistake that is not found"
 
 
-def main():
+def reference(weights):
+    """The weights of a draft as the reference takes them. Those of embeddings stay BF16, since few rows are read."""
+    return {k: v.float() if v.dtype == torch.bfloat16 and "embed" not in k else v for k, v in weights.items()}
+
+
+def converted(work, quant="none"):
+    """The packed target with work/draft in a scheme."""
+    subprocess.run([BUILD + "/bin/minimax-convert", work + "/target", "-o", work + "/packed", "--draft", work + "/draft", "--draft-quant", quant, "--quant", "none", "-q"],
+                   check=True)
+    return work + "/packed"
+
+
+def each_draft(check):
+    """Calls check(name, settings, weights, folder of work, target) for every draft whose name has a word of the command line, if there are any."""
     start = time.monotonic()
     work = os.path.join(TMP, "drafts")
     shutil.rmtree(work, ignore_errors=True)
@@ -399,18 +418,19 @@ def main():
             continue
         weights = draft_weights(s)
         save(work + "/draft", s["config"], weights)
-        for quant in ("none", "block_fp8") if name in QUANTISED else ("none",):
-            subprocess.run([BUILD + "/bin/minimax-convert", work + "/target", "-o", work + "/packed", "--draft", work + "/draft", "--draft-quant", quant, "--quant", "none", "-q"],
-                           check=True)
-            own = {k: v.float() if v.dtype == torch.bfloat16 and "embed" not in k else v for k, v in weights.items()}
-            if quant != "none":
-                own = {k: dequantised(v) if v.dim() == 2 and "embed" not in k and "lm_head" not in k else v for k, v in own.items()}
-            compare(name + (f" in {quant}" if quant != "none" else ""), s, own, work + "/packed", target)
-            shutil.rmtree(work + "/packed")
+        check(name, s, weights, work, target)
         shutil.rmtree(work + "/draft")
         print(f"{name}: {time.monotonic() - start:.0f} s since the start", flush=True)
     shutil.rmtree(work)
 
 
-with torch.no_grad():
-    main()
+def as_stored(name, s, weights, work, target):
+    own = reference(weights)
+    packed = converted(work)
+    compare(name, s, own, packed, target, planted(s, own, target))
+    shutil.rmtree(packed)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        each_draft(as_stored)

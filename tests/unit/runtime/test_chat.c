@@ -127,19 +127,25 @@ TEST(test_border) {
 }
 
 /* The tokens up to the end of the last user message begin the next turn's prompt too; sampled tokens stand for themselves. */
-TEST(test_turns) {
-  mm_tokenizer *t = tokenizer();
+static void check_turns(mm_tokenizer *t, mm_thinking thinking, mm_opening opening, const char *end) {
   static const int32_t sampled[] = {70, 71, 300, 72};
   const mm_chat_call call = {STR("id"), STR("f"), STR("{\"a\": 1}")};
   const mm_message m[] = {
       {.role = MM_ROLE_USER, .part = &hello, .part_count = 1},
       {.role = MM_ROLE_ASSISTANT, .reasoning = STR("why"), .part = &hello, .part_count = 1},
       {.role = MM_ROLE_USER, .part = &hello, .part_count = 1},
-      {.role = MM_ROLE_ASSISTANT, .reasoning = STR("so"), .call = &call, .call_count = 1, .sampled = sampled, .sampled_count = 4},
+      {.role = MM_ROLE_ASSISTANT,
+       .reasoning = STR("so"),
+       .call = &call,
+       .call_count = 1,
+       .sampled = sampled,
+       .sampled_count = 4,
+       .opening = opening},
       {.role = MM_ROLE_TOOL, .part = &hello, .part_count = 1},
   };
-  mm_conversation c = {.message = m, .message_count = 1, .add_generation_prompt = true};
+  mm_conversation c = {.message = m, .message_count = 1, .add_generation_prompt = true, .thinking = thinking};
   rendered one = render(t, "minimax-m2", &c, false);
+  assert_int_equal(one.tokens.opening, opening);
   c.message_count = 3;
   rendered three = render(t, "minimax-m2", &c, false);
   c.message_count = 5;
@@ -147,7 +153,7 @@ TEST(test_turns) {
   assert_true(one.tokens.user_end > 0 && one.tokens.user_end < one.tokens.count);
   size_t bytes = 0, n;
   for (size_t i = 0; i < one.tokens.user_end; i++, bytes += n) assert_non_null(mm_tokenizer_bytes(t, one.tokens.id[i], &n));
-  assert_int_equal(bytes, one.prompt.text.n - strlen("]~b]ai\n<think>\n"));
+  assert_int_equal(bytes, one.prompt.text.n - strlen(end));
   assert_memory_equal(one.tokens.id, three.tokens.id, one.tokens.user_end * sizeof(int32_t));
   assert_true(three.tokens.user_end > one.tokens.user_end);
   assert_int_equal(five.tokens.user_end, three.tokens.user_end);
@@ -160,14 +166,16 @@ TEST(test_turns) {
   drop(&five);
   /* A later system message, shown as the user's, changes nothing of what stands before it. */
   const mm_message noted[] = {m[0], m[1], m[2], m[3], m[4], {.role = MM_ROLE_USER, .part = &hello, .part_count = 1, .as_user = true}};
-  c = (mm_conversation){.message = noted, .message_count = 5};
+  c = (mm_conversation){.message = noted, .message_count = 5, .thinking = thinking};
   rendered before = render(t, "minimax-m2", &c, false);
-  c = (mm_conversation){.message = noted, .message_count = 6, .add_generation_prompt = true};
+  assert_int_equal(before.tokens.opening, MM_OPENING_NONE);
+  c = (mm_conversation){.message = noted, .message_count = 6, .add_generation_prompt = true, .thinking = thinking};
   rendered after = render(t, "minimax-m2", &c, false);
   assert_true(after.tokens.count > before.tokens.count);
   assert_memory_equal(before.tokens.id, after.tokens.id, before.tokens.count * sizeof(int32_t));
   assert_int_equal(before.tokens.user_end, after.tokens.user_end);
-  assert_non_null(strstr(after.prompt.text.p + before.prompt.text.n, "]~b]user\nHello, W[e~[\n]~b]ai\n<think>\n"));
+  assert_non_null(strstr(after.prompt.text.p + before.prompt.text.n, "]~b]user\nHello, W[e~[\n"));
+  assert_string_equal(after.prompt.text.p + after.prompt.text.n - strlen(end), end);
   drop(&before);
   drop(&after);
   /* Before the last user message their reasoning would be gone: they are rendered. */
@@ -176,6 +184,12 @@ TEST(test_turns) {
   rendered r = render(t, "minimax-m2", &c, false);
   assert_non_null(memmem(r.prompt.text.p, r.prompt.text.n, "<invoke name=\"f\">", 17));
   drop(&r);
+}
+
+TEST(test_turns) {
+  mm_tokenizer *t = tokenizer();
+  check_turns(t, MM_THINKING_UNSET, MM_OPENING_REASONING, "]~b]ai\n<think>\n");
+  check_turns(t, MM_THINKING_DISABLED, MM_OPENING_CONTENT, "]~b]ai\n<think>\n</think>\n\n");
   mm_tokenizer_close(t);
 }
 

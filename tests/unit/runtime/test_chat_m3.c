@@ -49,15 +49,31 @@ static bool ends_with(const mm_prompt *p, const char *end) {
   return p->text.n >= n && memcmp(p->text.p + p->text.n - n, end, n) == 0;
 }
 
+/* Tokens that were sampled after this prompt stand in the next one behind the same text. */
+static void assert_goes_on(const mm_conversation *c, const mm_prompt *before) {
+  static const int32_t sampled[] = {70, 300};
+  const mm_message m[] = {
+      c->message[0], c->message[1], {.role = MM_ROLE_ASSISTANT, .sampled = sampled, .sampled_count = 2, .opening = before->opening}};
+  mm_conversation next = *c;
+  next.message = m, next.message_count = 3;
+  mm_prompt p = {0};
+  mm_err err = {0};
+  assert_true(mm_chat_render(mm_chat_format_find("minimax-m3"), &next, &p, &err));
+  assert_ptr_equal(p.piece[before->count].sampled, sampled);
+  assert_int_equal(p.piece[before->count + 1].at, before->text.n);
+  assert_memory_equal(p.text.p, before->text.p, before->text.n);
+  mm_prompt_close(&p);
+}
+
 TEST(test_modes) {
   static const struct {
     mm_thinking mode;
     const char *line, *end;
-    bool in_reasoning;
-  } modes[] = {{MM_THINKING_UNSET, "mode: adaptive.", "]~b]ai\n", false},
-               {MM_THINKING_ADAPTIVE, "mode: adaptive.", "]~b]ai\n", false},
-               {MM_THINKING_ENABLED, "mode: enabled.", "]~b]ai\n<mm:think>", true},
-               {MM_THINKING_DISABLED, "mode: disabled.", "]~b]ai\n</mm:think>", false}};
+    mm_opening opening;
+  } modes[] = {{MM_THINKING_UNSET, "mode: adaptive.", "]~b]ai\n", MM_OPENING_FREE},
+               {MM_THINKING_ADAPTIVE, "mode: adaptive.", "]~b]ai\n", MM_OPENING_FREE},
+               {MM_THINKING_ENABLED, "mode: enabled.", "]~b]ai\n<mm:think>", MM_OPENING_REASONING},
+               {MM_THINKING_DISABLED, "mode: disabled.", "]~b]ai\n</mm:think>", MM_OPENING_CONTENT}};
   const mm_chat_format *f = mm_chat_format_find("minimax-m3");
   const mm_chat_part part = {.text = STR("Hi")};
   mm_message m[] = {{.role = MM_ROLE_ROOT, .part = &part, .part_count = 1}, {.role = MM_ROLE_USER, .part = &part, .part_count = 1}};
@@ -68,7 +84,9 @@ TEST(test_modes) {
     c.thinking = modes[i].mode;
     assert_true(mm_chat_render(f, &c, &p, &err));
     assert_true(ends_with(&p, modes[i].end) && strstr(p.text.p, modes[i].line));
-    assert_int_equal(p.in_reasoning, modes[i].in_reasoning);
+    assert_int_equal(p.opening, modes[i].opening);
+    assert_int_equal(p.in_reasoning, p.opening == MM_OPENING_REASONING);
+    assert_goes_on(&c, &p);
     mm_prompt_close(&p);
   }
   mm_prompt p = {0};

@@ -16,7 +16,12 @@ typedef struct said {
 
 static mm_message *say(said *s, const char *content, const char *id, const char *arguments) {
   *s = (said){.part = {.text = str(content ? content : "")}, .call = {{str(id), str("f"), str(arguments)}, {str("second"), str("g"), {0}}}};
-  s->message = (mm_message){.role = MM_ROLE_ASSISTANT, .part = &s->part, .part_count = content != NULL, .call = s->call, .call_count = 2};
+  s->message = (mm_message){.role = MM_ROLE_ASSISTANT,
+                            .part = &s->part,
+                            .part_count = content != NULL,
+                            .call = s->call,
+                            .call_count = 2,
+                            .opening = MM_OPENING_REASONING};
   return &s->message;
 }
 
@@ -33,60 +38,68 @@ TEST(test_same) {
   mm_err err = {0};
   said s;
   size_t n = 0;
+  mm_opening opening = MM_OPENING_NONE;
   say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}")->reasoning = str("because\n");
   assert_true(mm_replay_add(r, &s.message, id, 3, &err));
   /* Otherwise spaced and escaped, trimmed, in parts, with reasoning or without. */
-  const int32_t *found = mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\":1.0,\n\"b\":\"\xc3\xa9\"}"), &n);
+  const int32_t *found = mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\":1.0,\n\"b\":\"\xc3\xa9\"}"), &n, &opening);
   assert_non_null(found);
   assert_int_equal(n, 3);
+  assert_int_equal(opening, MM_OPENING_REASONING);
   assert_memory_equal(found, id, sizeof id);
   const mm_chat_part parts[] = {{.text = str("Let ")}, {.text = str("me see")}};
   s.message.part = parts;
   s.message.part_count = 2;
   s.message.list = true;
   s.message.reasoning = str("because");
-  assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
+  assert_ptr_equal(mm_replay_find(r, &s.message, &n, &opening), found);
   s.message.reasoning = str("");
-  assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
+  assert_ptr_equal(mm_replay_find(r, &s.message, &n, &opening), found);
   /* Changed: another reasoning, id, content, value, digits of a number, order of keys, name, number of calls, role. */
   s.message.reasoning = str("no cause");
-  assert_null(mm_replay_find(r, &s.message, &n));
-  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_2", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
-  assert_null(mm_replay_find(r, say(&s, NULL, "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n));
-  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"e\"}"), &n));
-  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1, \"b\": \"\\u00e9\"}"), &n));
-  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"b\": \"\\u00e9\", \"a\": 1.0}"), &n));
-  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": "), &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_2", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n, &opening));
+  assert_null(mm_replay_find(r, say(&s, NULL, "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}"), &n, &opening));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"e\"}"), &n, &opening));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": 1, \"b\": \"\\u00e9\"}"), &n, &opening));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"b\": \"\\u00e9\", \"a\": 1.0}"), &n, &opening));
+  assert_null(mm_replay_find(r, say(&s, "Let me see", "call_1", "{\"a\": "), &n, &opening));
   say(&s, "Let me see", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}")->call_count = 1;
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
   s.message.call_count = 2;
   s.call[1].name = str("h");
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
   s.call[1].name = str("g");
-  assert_ptr_equal(mm_replay_find(r, &s.message, &n), found);
+  assert_ptr_equal(mm_replay_find(r, &s.message, &n, &opening), found);
   s.message.role = MM_ROLE_USER;
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
   mm_replay_close(r);
 }
 
-/* Messages without calls, with calls that have no id, and too long ones are not kept. */
+/* Messages without calls, with calls that have no id, without an opening, and too long ones are not kept. */
 TEST(test_unkept) {
   static const int32_t id[11] = {1};
   mm_replay *r = opened(10);
   mm_err err = {0};
   said s;
   size_t n;
+  mm_opening opening;
   say(&s, "x", "call_1", "")->call_count = 0;
   assert_true(mm_replay_add(r, &s.message, id, 3, &err));
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
   assert_true(mm_replay_add(r, say(&s, "x", "", ""), id, 3, &err));
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
   assert_true(mm_replay_add(r, say(&s, "x", "call_1", ""), id, 11, &err));
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
   assert_true(mm_replay_add(r, &s.message, id, 0, &err));
-  assert_null(mm_replay_find(r, &s.message, &n));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
+  s.message.opening = MM_OPENING_NONE; /* the message was begun by the request */
+  assert_true(mm_replay_add(r, &s.message, id, 3, &err));
+  assert_null(mm_replay_find(r, &s.message, &n, &opening));
+  s.message.opening = MM_OPENING_FREE;
   assert_true(mm_replay_add(r, &s.message, id, 10, &err));
-  assert_non_null(mm_replay_find(r, say(&s, "x", "call_1", "{ }"), &n));
+  assert_non_null(mm_replay_find(r, say(&s, "x", "call_1", "{ }"), &n, &opening));
+  assert_int_equal(opening, MM_OPENING_FREE);
   mm_replay_close(r);
   mm_replay_close(NULL);
 }
@@ -99,17 +112,18 @@ TEST(test_capacity) {
   said s;
   char name[32];
   size_t n, found = 0;
+  mm_opening opening;
   int32_t id[EACH];
   for (int i = 0; i < MESSAGES; i++) {
     for (int j = 0; j < EACH; j++) id[j] = i * EACH + j;
     snprintf(name, sizeof name, "call_%d", i);
     assert_true(mm_replay_add(r, say(&s, NULL, name, ""), id, EACH, &err));
     assert_true(mm_replay_add(r, &s.message, id, EACH, &err)); /* again */
-    if (i > 0) assert_non_null(mm_replay_find(r, say(&s, NULL, "call_0", ""), &n));
+    if (i > 0) assert_non_null(mm_replay_find(r, say(&s, NULL, "call_0", ""), &n, &opening));
   }
   for (int i = 0; i < MESSAGES; i++) {
     snprintf(name, sizeof name, "call_%d", i);
-    const int32_t *got = mm_replay_find(r, say(&s, NULL, name, ""), &n);
+    const int32_t *got = mm_replay_find(r, say(&s, NULL, name, ""), &n, &opening);
     assert_int_equal(got != NULL, i == 0 || i > MESSAGES - CAPACITY);
     for (int j = 0; got && j < EACH; j++) assert_int_equal(got[j], i * EACH + j);
     found += got != NULL;
