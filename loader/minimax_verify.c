@@ -99,6 +99,11 @@ static bool same_draft(const mm_verify_args *a, const mm_plan *plan, const mm_pa
   return true;
 }
 
+/* Weights of ranks that are not in the directory are neither read nor judged, as in a conversion of some ranks. */
+static void want_ranks(mm_plan *plan, const mm_pack *p) {
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++) plan->wanted[r] = p->rank[r].part_count > 0;
+}
+
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
@@ -125,10 +130,11 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .plan = planned.text};
   mm_json *divergence = NULL;
   const bool begun = e && r.row && mm_manifest_hex(&s->pack, &manifest, err) && read_divergence(a, &r, &divergence, err);
-  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) &&
-            mm_exact_words(&plan, &s->pack, err) && mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
-            same_draft(a, &plan, &s->pack, err) && mm_exact_weights(&plan, s, (unsigned)a->threads, err) &&
-            mm_compare(&plan, s, (unsigned)a->threads, e, err) && mm_exact_bounds(&plan, s, e, err);
+  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err);
+  if (ok) want_ranks(&plan, &s->pack);
+  ok = ok && mm_exact_words(&plan, &s->pack, err) && mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+       same_draft(a, &plan, &s->pack, err) && mm_exact_weights(&plan, s, (unsigned)a->threads, err) &&
+       mm_compare(&plan, s, (unsigned)a->threads, e, err) && mm_exact_bounds(&plan, s, e, err);
   if (begun && !ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
