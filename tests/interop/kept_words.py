@@ -257,8 +257,8 @@ def check_groups_of_experts():
     cases = {"ct": (ct_packed(4, 128), ct_packed(4, 32), groups),
              "gptq": (gptq(4, 64, 1), gptq(4, 32, 1), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"group_size": 32}}, **rules)),
              "zeros": (gptq(4, 64, 1), gptq(4, 64, 1, False), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"sym": False}}, **rules)),
-             "awq": (awq(64), awq(32), method("auto-round", bits=4, group_size=64, packing_format="auto_round:auto_awq",
-                                              extra_config={".*experts[.]0[.].*": {"group_size": 32}}))}
+             "awq": (awq(32), awq(64), method("auto-round", bits=4, group_size=32, packing_format="auto_round:auto_awq",
+                                              extra_config={".*experts[.]0[.].*": {"group_size": 64}}))}
     for name, (encode, of_one, config) in cases.items():
         source = os.path.join(TMP, "experts-" + name)
         MODEL.write(source, MODEL.encoded(encode, {".experts.0.": of_one})[0], config)
