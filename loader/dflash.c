@@ -183,9 +183,10 @@ static bool check_config(const mm_dflash_config *c, const char *path, mm_status 
 bool mm_dflash_parse(mm_dflash_config *c, const char *text, const char *path, mm_status status, mm_err *err) {
   *c = (mm_dflash_config){0};
   const mm_json_ctx at = {.file = path, .status = status, .code = "E_DRAFT"};
-  mm_json *o = mm_json_parse(text, strlen(text), path, err);
-  const bool ok =
-      o && read_config(c, o, &at, status, err) && check_config(c, path, status, err) && mm_dflash_fits_quant(c, path, status, err);
+  mm_err reason = {0};
+  mm_json *o = mm_json_parse(text, strlen(text), path, &reason);
+  if (!o) return status == MM_INTEGRITY ? mm_fail_damaged(err, &reason) : mm_fail_as(err, &reason);
+  const bool ok = read_config(c, o, &at, status, err) && check_config(c, path, status, err) && mm_dflash_fits_quant(c, path, status, err);
   mm_json_free(o);
   return ok;
 }

@@ -99,6 +99,11 @@ static bool same_draft(const mm_verify_args *a, const mm_plan *plan, const mm_pa
   return true;
 }
 
+/* Weights of ranks that are not in the directory are neither read nor judged, as in a conversion of some ranks. */
+static void want_ranks(mm_plan *plan, const mm_pack *p) {
+  for (uint32_t r = 0; r < mm_pack_ranks(p); r++) plan->wanted[r] = p->rank[r].part_count > 0;
+}
+
 static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
@@ -125,10 +130,11 @@ static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *
                        .plan = planned.text};
   mm_json *divergence = NULL;
   const bool begun = e && r.row && mm_manifest_hex(&s->pack, &manifest, err) && read_divergence(a, &r, &divergence, err);
-  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err) &&
-            mm_exact_words(&plan, &s->pack, err) && mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
-            same_draft(a, &plan, &s->pack, err) && mm_exact_weights(&plan, s, (unsigned)a->threads, err) &&
-            mm_compare(&plan, s, (unsigned)a->threads, e, err) && mm_exact_bounds(&plan, s, e, err);
+  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_plan_build(&plan, &hf, &po, err) && mm_compare_plan(&plan, s, err);
+  if (ok) want_ranks(&plan, &s->pack);
+  ok = ok && mm_exact_words(&plan, &s->pack, err) && mm_companions_same(&plan, &s->pack, bake_tokenizer, MM_TOKENIZER_IMAGE, err) &&
+       same_draft(a, &plan, &s->pack, err) && mm_exact_weights(&plan, s, (unsigned)a->threads, err) &&
+       mm_compare(&plan, s, (unsigned)a->threads, e, err) && mm_exact_bounds(&plan, s, e, err);
   if (begun && !ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the manifest's words, not the user's */
   for (size_t i = 0; ok && i < n; i++)
     if (e[i].count > 0) r.row[r.count++] = (mm_error_row){s->pack.tensor[i].name, s->pack.tensor[i].scheme, e[i], i};
@@ -230,17 +236,19 @@ static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *e
   return ok;
 }
 
-/* Plans `made` from its source again: from that alone, or, where that is what it was made from, from a packed checkpoint of it. */
+/* Plans `made` from its source again: from that alone, or, where that is what it was made from, from a packed checkpoint of it. A target
+ * format may fit one of the two alone: experts of one layer have groups of several sizes in a source, but not in a packed checkpoint. */
 static bool plan_unsharded(mm_plan *plan, mm_hf *hf, mm_plan_options *o, const mm_made *made, mm_err *err) {
   mm_plan_options po = *o;
   mm_plan packed = {0}, from = {0};
-  mm_err reason = {0};
-  bool from_packed = false, ok = mm_plan_build(plan, hf, o, err);
+  mm_err own = {0}, reason = {0};
+  const bool planned = mm_plan_build(plan, hf, o, &own);
   po.layout = &mm_layout_packed, po.target_format = NULL;
-  if (ok && !hf->manifest && mm_plan_build(&packed, hf, &po, &reason)) {
-    o->packed = &packed;
-    ok = mm_plan_build(&from, hf, o, err) && mm_exact_from_packed(plan, &from, made, &from_packed, err);
-  }
+  o->packed = &packed;
+  const bool other = !hf->manifest && mm_plan_build(&packed, hf, &po, &reason) && mm_plan_build(&from, hf, o, &reason);
+  const bool lacks = strcmp(own.code, "E_ACT_SCALES") == 0; /* what the checkpoint itself must have */
+  bool ok = planned || other || (lacks ? mm_fail_damaged(err, &own) : mm_fail_as(err, &own)), from_packed = !planned && other;
+  if (planned && other) ok = mm_exact_from_packed(plan, &from, made, &from_packed, err);
   if (from_packed) {
     mm_plan_close(plan);
     *plan = from, from = (mm_plan){0};
@@ -250,8 +258,27 @@ static bool plan_unsharded(mm_plan *plan, mm_hf *hf, mm_plan_options *o, const m
   return ok;
 }
 
+/* Opens the unsharded checkpoint itself: malformed files are damage here, not a bad source. */
+static bool open_made(mm_hf *made, const char *dir, const mm_hf_options *o, mm_err *err) {
+  mm_err reason = {0};
+  return mm_hf_open(made, dir, o, &reason) || mm_fail_damaged(err, &reason);
+}
+
+/* Where the recipe took static scales of activations from a file, the plan has those of the checkpoint: the file is not at hand. */
+static bool scales_of_made(mm_act_scales *s, mm_plan_options *o, const mm_hf *made, mm_err *err) {
+  mm_recipe recipe = {0};
+  bool ok = mm_recipe_parse(&recipe, o->quant, err);
+  if (ok && recipe.act_scales) {
+    ok = mm_exact_input_scales(s, made, err);
+    o->act_scales = s;
+  }
+  mm_recipe_close(&recipe);
+  return ok;
+}
+
 static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
   mm_hf hf = {0}, made = {0};
+  mm_act_scales scales = {0};
   mm_plan plan = {0};
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
   mm_hf_options mo = ho;
@@ -270,16 +297,17 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = self.text, .plan = laid.text, .unscaled = true};
   mm_json *divergence = NULL;
   const bool begun = mm_manifest_hex(p, &self, err) && read_divergence(a, &r, &divergence, err);
-  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && mm_hf_open(&made, a->dir, &mo, err) &&
-            plan_unsharded(&plan, &hf, &po, &(mm_made){&made, p}, err) && mm_exact_words(&plan, p, err) &&
-            mm_exact_texts(&plan, &made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
-            mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
+  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && open_made(&made, a->dir, &mo, err) &&
+            scales_of_made(&scales, &po, &made, err) && plan_unsharded(&plan, &hf, &po, &(mm_made){&made, p}, err) &&
+            mm_exact_words(&plan, p, err) && mm_exact_texts(&plan, &made, p, err) &&
+            mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
             mm_compare_unsharded(&plan, &(mm_made){&made, p}, (unsigned)a->threads, &r.row, &r.count, err);
   if (begun && !ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   ok = ok && report_errors(a, &r, err);
   free(r.row);
   mm_json_free(divergence);
   mm_plan_close(&plan);
+  mm_act_scales_close(&scales);
   mm_hf_close(&made);
   mm_hf_close(&hf);
   return ok;

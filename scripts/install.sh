@@ -2,6 +2,7 @@
 # scripts/install.sh [--remove] PREFIX PROGRAM…: copies programs below PREFIX, with the man page and the shell completions that each prints.
 # --remove: removes those files, and the folders that were made for them and are empty.
 set -eu
+umask 022 # for all users, whatever the umask of the one that installs
 [ "$1" = --remove ] && remove=1 && shift || remove=
 prefix=$1
 shift

@@ -2,6 +2,7 @@
 # scripts/install_folders.sh ROOT LIST FOLDER…: makes folders below ROOT and writes those that were not there to the file LIST below it.
 # scripts/install_folders.sh --remove ROOT LIST: removes the folders in LIST that are empty, last first, and LIST.
 set -eu
+umask 022 # for all users, whatever the umask of the one that installs
 [ "$1" = --remove ] && remove=1 && shift || remove=
 root=$1 list=$1/$2
 if [ "$remove" ]; then

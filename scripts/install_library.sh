@@ -3,6 +3,7 @@
 # file, man page and example. PREFIX is where it will be found when it is used.
 # --remove: removes those files, and the folders that were made for them and are empty.
 set -eu
+umask 022 # for all users, whatever the umask of the one that installs
 [ "$1" = --remove ] && remove=1 && shift || remove=
 root=$1 prefix=$2 so=$3
 from=${so%/*} version=${so##*.so.} folders=share/doc/minimax/folders-of-library
@@ -30,7 +31,7 @@ Name: libminimax
 Description: Reads packed MiniMax checkpoints
 Version: $version
 Requires.private: libcrypto
-Libs: -L\${libdir} -lminimax
+Libs: -L"\${libdir}" -lminimax
 Libs.private: -lm -lpthread
-Cflags: -I\${includedir}
+Cflags: -I"\${includedir}"
 END

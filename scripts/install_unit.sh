@@ -2,6 +2,7 @@
 # scripts/install_unit.sh [--remove] ROOT PREFIX: the systemd unit of minimax-serve below ROOT (DESTDIR and PREFIX), with the programs of
 # PREFIX. --remove: removes it, and the folders that were made for it and are empty.
 set -eu
+umask 022 # for all users, whatever the umask of the one that installs
 [ "$1" = --remove ] && remove=1 && shift || remove=
 root=$1 prefix=$2 folder=lib/systemd/system folders=share/doc/minimax/folders-of-unit
 if [ "$remove" ]; then

@@ -121,6 +121,15 @@ bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err) {
   return ok;
 }
 
+bool mm_act_scales_make(mm_act_scales *s, const char *path, const mm_act_number *number, size_t count, mm_err *err) {
+  size_t cap = 0;
+  bool ok = true;
+  *s = (mm_act_scales){.path = path};
+  for (size_t i = 0; ok && i < count; i++) ok = add(s, &cap, number[i].name, 0, number[i].value, 0, err);
+  if (ok) qsort(s->number, s->count, sizeof *s->number, by_place);
+  return ok;
+}
+
 void mm_act_scales_close(mm_act_scales *s) {
   free(s->number);
   mm_arena_close(&s->arena);

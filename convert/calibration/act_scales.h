@@ -31,6 +31,8 @@ typedef struct mm_act_scales {
 
 /* MM_BAD_INPUT E_ACT_SCALES where a number is negative or not finite, or the file no such one. */
 MM_MUST_USE bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err);
+/* From numbers that are no file's own, one under each name; `path` is where they were found, for errors as those of a file. */
+MM_MUST_USE bool mm_act_scales_make(mm_act_scales *s, const char *path, const mm_act_number *number, size_t count, mm_err *err);
 void mm_act_scales_close(mm_act_scales *s); /* accepts a zeroed one */
 
 /* MM_BAD_INPUT E_ACT_SCALES where the file has an expert, or of minimax-eval a layer, that the model has not: it is another model's. Layers

@@ -94,9 +94,18 @@ static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json *fl
   return true;
 }
 
-static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_json_ctx *at, mm_err *err) {
+/* A DFlash draft has no ids of its own: the embedding and head are the target's. */
+static bool check_vocab(const mm_json *o, const mm_model *target, const mm_json_ctx *at, mm_err *err) {
+  int64_t vocab = target->vocab;
+  if (mm_json_type_of(mm_json_get(o, "vocab_size")) == MM_JSON_NULL) return true;
+  if (!mm_json_need_int(o, "vocab_size", 1, INT32_MAX, &vocab, at, err)) return false;
+  return vocab == target->vocab ||
+         MM_REFUSE(at, err, "vocab_size: found %lld ids, expected the target's %u", (long long)vocab, target->vocab);
+}
+
+static bool read_config(mm_dflash_config *c, const mm_json *o, const mm_model *target, const mm_json_ctx *at, mm_err *err) {
   const mm_json *flash = mm_json_get(o, "dflash_config"), *taps = mm_json_get(flash, "target_layer_ids");
-  if (!check_settings(o, flash, at->file, err)) return false;
+  if (!check_settings(o, flash, at->file, err) || !check_vocab(o, target, at, err)) return false;
   if (!need(o, "num_hidden_layers", MM_DFLASH_LAYERS, &c->layers, at, err) || !need(o, "hidden_size", 1 << 16, &c->hidden, at, err) ||
       !need(o, "num_attention_heads", 1 << 10, &c->heads, at, err) || !need(o, "num_key_value_heads", 1 << 10, &c->kv_heads, at, err) ||
       !need(o, "head_dim", 1 << 10, &c->head_dim, at, err) || !need(o, "intermediate_size", 1 << 17, &c->intermediate, at, err) ||
@@ -117,7 +126,7 @@ static bool load_config(mm_draft_source *s, const mm_model *target, mm_err *err)
   const mm_path path = mm_path_of(s->dir, "config.json");
   const mm_json_ctx at = {.file = path.text, .status = MM_BAD_INPUT, .code = "E_DRAFT"};
   mm_json *o = mm_json_load(path.text, CONFIG_MAX, err);
-  bool ok = o && (is_eagle(o) ? mm_draft_eagle_config(s, o, target, &at, err) : read_config(&s->c, o, &at, err));
+  bool ok = o && (is_eagle(o) ? mm_draft_eagle_config(s, o, target, &at, err) : read_config(&s->c, o, target, &at, err));
   mm_json_free(o);
   /* The rules of the file that will be made. */
   mm_dflash_config same;

@@ -272,7 +272,8 @@ static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err 
   if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, err);
   if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, err);
   if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, err);
-  mm_text_printf(t, "%s; search=%s", word, search);
+  mm_text_printf(t, "%s", word); /* what is the default is left out: the line is that of the options that printed it */
+  if (strcmp(search, "mse") != 0) mm_text_printf(t, "; search=%s", search);
   if (strcmp(method, "nearest") != 0) mm_text_printf(t, "; method=%s", method);
   if (strcmp(kv, "keep") != 0) mm_text_printf(t, "; kv_scales=%s", kv);
   const mm_json *rules = mm_json_get(j, "rules");
@@ -319,6 +320,39 @@ bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, cons
   return true;
 }
 
+static const char *scheme_name(const mm_scheme *s) { return s ? s->name : "none"; }
+
+/* `name` with the expert's id in place of its {e}, in `out`; NULL: it has none, or no room. */
+static const char *expert_name(char *out, size_t size, const char *name, uint32_t expert) {
+  const char *at = strstr(name, "{e}");
+  const int n = at ? snprintf(out, size, "%.*s%u%s", (int)(at - name), name, expert, at + strlen("{e}")) : -1;
+  return n >= 0 && (size_t)n < size ? out : NULL;
+}
+
+bool mm_recipe_choose_stack(mm_recipe *r, const char *const *names, uint32_t experts, const mm_scheme **scheme, mm_err *err) {
+  enum { NAMES = 8 };
+  char text[NAMES][256];
+  const char *all[2 * NAMES + 1];
+  size_t given = 0;
+  while (names[given] && given < NAMES) all[given] = names[given], given++;
+  for (uint32_t e = 0; e < experts; e++) {
+    const mm_scheme *own;
+    size_t n = given;
+    for (size_t i = 0; i < given; i++) {
+      const char *name = expert_name(text[i], sizeof text[i], names[i], e);
+      if (name) all[n++] = name;
+    }
+    all[n] = NULL;
+    if (!mm_recipe_choose(r, MM_KIND_EXPERT, all, &own, err)) return false;
+    if (e == 0) *scheme = own;
+    if (own != *scheme)
+      return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, names[0]),
+                     "found patterns that give expert 0 %s and expert %u %s, expected one scheme for all experts of a layer",
+                     scheme_name(*scheme), e, scheme_name(own));
+  }
+  return true;
+}
+
 bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err) {
   for (size_t i = 0; i < r->count; i++)
     if (!r->override[i].hit)
@@ -332,8 +366,6 @@ bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err) {
 mm_search mm_recipe_search(const mm_recipe *r, const mm_scheme *scheme) {
   return scheme->searches & 1u << r->search ? r->search : MM_SEARCH_ABSMAX;
 }
-
-static const char *scheme_name(const mm_scheme *s) { return s ? s->name : "none"; }
 
 char *mm_recipe_text(const mm_recipe *r, mm_err *err) {
   mm_json *j = MM_JSON_NEW({"default", mm_json_new_str(scheme_name(r->scheme))}, {"search", mm_json_new_str(search_word[r->search])});

@@ -76,6 +76,9 @@ void mm_recipe_close(mm_recipe *r);
 /* The scheme for a tensor of this kind and these names (NULL-terminated list); *keep is set instead where it is stored as it comes.
  * A pattern that would quantise a norm, router or bias is MM_USAGE E_RECIPE. */
 MM_MUST_USE bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, const mm_scheme **scheme, mm_err *err);
+/* The same for a stack of experts, with at most 8 names; each {e} in them stands for every expert's id. MM_USAGE E_RECIPE where patterns
+ * give some experts another scheme than others. */
+MM_MUST_USE bool mm_recipe_choose_stack(mm_recipe *r, const char *const *names, uint32_t experts, const mm_scheme **scheme, mm_err *err);
 /* After all tensors: MM_USAGE E_RECIPE names the first pattern that matched none of them. */
 MM_MUST_USE bool mm_recipe_all_hit(const mm_recipe *r, mm_err *err);
 /* How `scheme` chooses scales under this recipe. */

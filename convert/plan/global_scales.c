@@ -29,8 +29,12 @@ static bool share(mm_decoder *source, const mm_plan_tensor *pt, mm_matrix *x, un
 bool mm_plan_global_scales(mm_plan *p, mm_decoder *source, mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices, mm_err *err) {
   const mm_hf *hf = p->hf;
   size_t count = 0;
-  if (!pt->scheme->needs_amax || pt->scheme->plane_count != 3 || hf->names_only || !kept(pt, matrices)) return true;
-  if (hf->follow && !pt->as_stored) return true; /* its files may not be there */
+  if (!pt->scheme->needs_amax || pt->scheme->plane_count != 3 || !kept(pt, matrices)) return true;
+  for (size_t i = 0; hf->follow && i < matrices; i++)
+    if (pt->matrix[i].encoding->reciprocal)
+      return mm_fail(err, MM_UNSUPPORTED, "E_FOLLOW", mm_hf_at(hf, pt->matrix[i].part[MM_GLOBAL].tensor),
+                     "found the reciprocal of a global scale, whose number the plan needs: convert the whole download without --follow");
+  if (hf->names_only || (hf->follow && !pt->as_stored)) return true; /* its files may not be there */
   for (size_t i = 0; !hf->manifest && i < matrices; i += t->piece_count)
     if (!share(source, pt, &pt->matrix[i], t->piece_count, err)) return false;
   for (size_t i = 0; i < matrices; i++) count += pt->matrix[i].steps != 0;

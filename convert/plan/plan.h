@@ -28,7 +28,7 @@ typedef struct mm_plan_options {
   const mm_pack *placed;           /* places experts as this manifest does; NULL: as `load` says */
   const struct mm_plan *packed;    /* unsharded: tensors take the schemes, grids and static scales of this packed plan; NULL: their own */
   bool allow_unmatched;            /* patterns that match no tensor are taken */
-  bool made;                       /* planned again to look at what was made: the two files of its recipe are not at hand */
+  bool made;                       /* planned again to look at what was made: the two files of its recipe need not be at hand */
 } mm_plan_options;
 
 /* Where a stored tensor lies. */

@@ -66,7 +66,9 @@ static mm_cell named_grid(const mm_plan_tensor *pt, size_t matrices) {
 static bool choose(mm_planner *b, mm_plan_tensor *pt, const mm_pack_tensor *t, size_t matrices) {
   const char *names[MM_PACK_PIECES + 2] = {t->name};
   for (unsigned i = 0; i < t->piece_count; i++) names[1 + i] = t->piece[i].source;
-  if (!mm_recipe_choose(&b->p->recipe, pt->rule[0]->kind, names, &pt->scheme, b->err)) return false;
+  if (!(t->whole_lead ? mm_recipe_choose_stack(&b->p->recipe, names, t->whole_lead, &pt->scheme, b->err)
+                      : mm_recipe_choose(&b->p->recipe, pt->rule[0]->kind, names, &pt->scheme, b->err)))
+    return false;
   pt->as_stored = !pt->scheme;
   if (!pt->scheme) pt->scheme = unquantised(b, pt);
   if (pt->scheme)
@@ -561,8 +563,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   bool ok = add_tensors(&b);
   mm_decoder_close(&b.source);
   if (!ok || !mm_hf_all_used(hf, &p->pack.model, err) || !add_format(p, err) || !add_sources(p, hf, err)) return false;
-  const bool named =
-      p->layout->target_formats && (!o->made || (o->target_format && !p->recipe.act_scales)); /* the scales are not at hand */
+  const bool named = p->layout->target_formats && (!o->made || (o->target_format && (!p->recipe.act_scales || o->act_scales)));
   const char *format = o->target_format && strcmp(o->target_format, "none") != 0 ? o->target_format : NULL;
   if (named && !(mm_target_format_spell(p, format, err) && mm_target_format_texts(p, err))) return false;
   return read_ranks(p, o->ranks, err) && mm_lay_out(p, o->part_size, err) && add_steps(p, err);

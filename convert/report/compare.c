@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "convert/decode/decode.h"
+#include "convert/plan/fill.h"
 #include "formats/system/pool.h"
 
 double mm_sqnr_db(const mm_tensor_error *e) { return e->noise == 0 ? (double)INFINITY : 10 * log10(e->signal / e->noise); }
@@ -180,6 +181,7 @@ static bool compare_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   const mm_pack *p = &job->plan->pack;
   const mm_pack_tensor *t = &p->tensor[step->tensor];
   mm_tensor_error *sum = &job->sum[item];
+  if (mm_step_idle(job->plan, step)) return true;
   mm_pool_at(t->name);
   for (uint32_t i = 0; i < t->piece_count; i++) {
     if (step->piece != MM_ALL_PIECES && step->piece != i) continue;

@@ -105,7 +105,6 @@ static bool one_scale(mm_decoder *d, const mm_plan_tensor *pt, unsigned pieces, 
 
 /* Finds every matrix in `made`; rows get their names. */
 static bool find_pairs(mm_decoder *d, const mm_plan *plan, const mm_made *of, pair *out, mm_error_row *rows, size_t *count, mm_err *err) {
-  const bool again = plan->text[0].name; /* mm_exact_unsharded looked at the bytes */
   mm_hf *const made = of->hf;
   *count = 0;
   for (size_t i = 0, n = 0; i < plan->pack.tensor_count; i++) {
@@ -123,11 +122,12 @@ static bool find_pairs(mm_decoder *d, const mm_plan *plan, const mm_made *of, pa
                       .expert = expert_of(t->piece[j].source),
                       .scheme = pt->scheme,
                       .keep = one && mm_encoding_keeps(&pt->matrix[j], pt->scheme, pt->grid),
-                      .again = again && mm_exact_again(plan, of->digests, i),
+                      .again = mm_exact_again(plan, of->digests, i),
                       .moved = plan->recipe.method == MM_METHOD_GPTQ};
       const mm_rule_piece piece = {pt->rule, t->piece_count, j, pt->layer, out[n].expert};
-      mm_found f = pt->passed ? find_passed(made, pt, &out[n].made) : mm_hf_matrix(made, &plan->pack.model, &piece, &out[n].made, err);
-      if (f == MM_FAILED) return false;
+      mm_err reason = {0};
+      mm_found f = pt->passed ? find_passed(made, pt, &out[n].made) : mm_hf_matrix(made, &plan->pack.model, &piece, &out[n].made, &reason);
+      if (f == MM_FAILED) return mm_fail_damaged(err, &reason);
       if (f == MM_ABSENT)
         return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(made->dir, t->piece[j].source), "found no such weight, which its source has");
     }

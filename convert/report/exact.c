@@ -87,6 +87,7 @@ static bool compare_given(void *ctx, const mm_given *g, mm_err *err) {
 static bool check_step(void *ctx, size_t item, unsigned worker, mm_err *err) {
   exact_job *job = ctx;
   const mm_taker to = {compare_given, job};
+  if (mm_step_idle(job->plan, &job->plan->step[item])) return true;
   mm_pool_at(job->plan->pack.tensor[job->plan->step[item].tensor].name);
   return mm_step_give(&job->worker[worker], job->plan, &job->plan->step[item], &to, err);
 }

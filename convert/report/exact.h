@@ -33,14 +33,15 @@ MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_ba
  * false where neither is there. MM_INTEGRITY E_SOURCE. */
 MM_MUST_USE bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err);
 
-/* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config and index, and, where the
- * plan has them, the files that it writes. */
+/* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config, its index and the
+ * files that the plan writes. */
 MM_MUST_USE bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err);
 /* Sets *from_packed: what the two plans store otherwise is there as `packed` has it, with one scheme, grid and static scale for all experts
  * of a layer (mm_plan_options), not as `own` has it. The first file or tensor that differs decides. */
 MM_MUST_USE bool mm_exact_from_packed(const mm_plan *own, const mm_plan *packed, const mm_made *made, bool *from_packed, mm_err *err);
-/* The names, types and shapes of all tensors, and every byte that mm_exact_weights compares. Not looked at where the recipe takes static
- * scales of activations from a file. */
+/* The static scales of activations that an unsharded checkpoint has, for a plan of it where --act-scales gave them from a file. */
+MM_MUST_USE bool mm_exact_input_scales(mm_act_scales *s, const mm_hf *made, mm_err *err);
+/* The names, types and shapes of all tensors, and every byte that mm_exact_weights compares. */
 MM_MUST_USE bool mm_exact_unsharded(const mm_plan *plan, const mm_hf *made, const mm_pack *p, unsigned threads, mm_err *err);
 
 #endif

@@ -34,14 +34,12 @@ static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p
 }
 
 bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {
-  const bool named = plan->text[0].name != NULL;
   mm_digest digest;
   uint64_t bytes;
   if (!same_config(plan, made, p, err)) return false;
   if (!mm_unsharded_plan(p->dir, &digest, err) || !mm_digest_equal(&digest, &p->plan))
     return another(p, MM_INDEX_NAME, "found another plan than that of the digests", err);
   if (mm_hf_total_wrong(made, &bytes)) return another(p, MM_INDEX_NAME, "found another total_size than that of its tensors", err);
-  if (!named) return true;
   if (strcmp(mm_target_format_name(plan->target_format), p->target_format) != 0)
     return another(p, MM_DIGESTS, "found another format of quantization than this source and recipe give", err);
   bool own_file = false;
@@ -114,6 +112,43 @@ bool mm_exact_from_packed(const mm_plan *own, const mm_plan *packed, const mm_ma
     if (differs(own, packed, i) && (!fits_plan(own, made, i, &fits, err) || (!fits && !fits_plan(packed, made, i, from_packed, err))))
       return false;
   return true;
+}
+
+/* ---- static scales of activations ---- */
+
+/* The stem of a tensor's name that holds such a scale, 0: another tensor. */
+static size_t scale_stem(const char *name, bool *reciprocal) {
+  static const char *const end[] = {"input_scale", "activation_scale", "input_global_scale"};
+  for (size_t i = 0; i < sizeof end / sizeof *end; i++) {
+    *reciprocal = i == 2;
+    if (mm_ends_with(name, end[i])) return strlen(name) - strlen(end[i]);
+  }
+  return 0;
+}
+
+bool mm_exact_input_scales(mm_act_scales *s, const mm_hf *made, mm_err *err) {
+  mm_act_number *number = mm_calloc(made->tensor_count + 1, sizeof *number, err);
+  mm_arena names = {0};
+  mm_hf_reader reader;
+  size_t n = 0;
+  bool ok = number;
+  mm_hf_reader_open(&reader, made);
+  for (size_t i = 0; ok && i < made->tensor_count; i++) {
+    const mm_hf_tensor *t = &made->tensor[i];
+    bool reciprocal;
+    float v = 0;
+    const size_t stem = scale_stem(t->name, &reciprocal);
+    if (stem == 0 || t->dtype != MM_F32 || t->bytes != sizeof v) continue;
+    const char *name = mm_arena_printf(&names, err, "%.*sinput_scale", (int)stem, t->name);
+    ok = name && mm_hf_read(&reader, t, 0, &v, sizeof v, err);
+    number[n++] = (mm_act_number){name, 0, (double)(reciprocal ? 1 / v : v)};
+  }
+  mm_hf_reader_close(&reader);
+  mm_err reason = {0};
+  ok = ok && (mm_act_scales_make(s, made->dir, number, n, &reason) || mm_fail_damaged(err, &reason));
+  mm_arena_close(&names);
+  free(number);
+  return ok;
 }
 
 /* ---- tensors ---- */
@@ -191,7 +226,6 @@ static bool same_count(const unsharded_job *job, mm_err *err) {
 }
 
 bool mm_exact_unsharded(const mm_plan *plan, const mm_hf *made, const mm_pack *p, unsigned threads, mm_err *err) {
-  if (!plan->text[0].name) return true; /* static scales of activations are not at hand: mm_compare_unsharded decides */
   unsharded_job job = {.plan = plan,
                        .p = p,
                        .made = made,

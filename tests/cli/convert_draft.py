@@ -133,7 +133,7 @@ def packed(tmp, draft, tensors):
 
 def misfits(tmp, tensors):
     flash = CONFIG["dflash_config"]
-    cases = [({"hidden_size": H + 1}, "E_DRAFT", 3), ({"hidden_act": "gelu"}, "E_DRAFT", 4), ({"rope_scaling": {"factor": 2}}, "E_DRAFT", 4),
+    cases = [({"hidden_size": H + 1}, "E_DRAFT", 3), *(({"vocab_size": v}, "E_DRAFT", 3) for v in (VOCAB + 1, 0, "many")), ({"hidden_act": "gelu"}, "E_DRAFT", 4), ({"rope_scaling": {"factor": 2}}, "E_DRAFT", 4),
              ({"dflash_config": {**flash, "target_layer_ids": [1, TARGET["num_hidden_layers"] - 1]}}, "E_DRAFT", 3),
              ({"dflash_config": {**flash, "mask_token_id": TARGET["vocab_size"]}}, "E_DRAFT", 3), ({"intermediate_size": I - 1}, "E_DRAFT", 3),
              ({"rope_parameters": {"rope_theta": 5}}, "E_CFG_RANGE", 3), ({"rope_parameters": {"rope_type": "yarn"}}, "E_CFG_FEATURE", 4),
@@ -214,13 +214,16 @@ def exact(folder, tensors):
     path = other + "/draft.safetensors"  # as a version that looked at no numbers packed it
     with open(path, "rb") as f:
         old = f.read()
-    with open(path, "wb") as f:
-        f.write(old[:-2] + b"\x80\x7f")
-    with open(other + "/manifest.json", "r+b") as f:
-        text = f.read()[:-78].replace(*(hashlib.sha256(x).hexdigest().encode() for x in (old, old[:-2] + b"\x80\x7f")))
-        f.seek(0)
-        f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
-    refused("E_NONFINITE", 6, "verify", other)
+    last = old
+    for fresh, code in ((old[:-2] + b"\x80\x7f", "E_NONFINITE"), (old.replace(rb'{\"kind', rb'[\"kind', 1), "E_JSON")):
+        with open(path, "wb") as f:
+            f.write(fresh)
+        with open(other + "/manifest.json", "r+b") as f:
+            text = f.read()[:-78].replace(*(hashlib.sha256(x).hexdigest().encode() for x in (last, fresh)))
+            f.seek(0)
+            f.write(text + f'"sha256":"{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode())
+        refused(code, 6, "verify", other)
+        last = fresh
     said = run("convert", made, "-o", folder + "/hf", "--layout", "hf")
     assert said[0] == 0 and "the draft of the source" in said[1], said
 

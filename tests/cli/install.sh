@@ -57,4 +57,14 @@ scripts/install_unit.sh "$odd" "$odd"
 grep -qF "ExecStart=\"$TMPDIR/a&b|c d%%e/bin/minimax-serve\" --config" "$odd/lib/systemd/system/minimax-serve.service" || { echo "$odd: the unit names other programs"; exit 1; }
 scripts/install_unit.sh --remove "$odd" "$odd"
 [ ! -e "$odd" ] || { echo "$odd: left"; exit 1; }
+
+# A place with a space, by a user whose files are private: every user finds programs and library there.
+open="$TMPDIR/open place"
+(umask 077 && recipe install "" "$open" | sh -e)
+private=$(find "$open" \( -type d -o -perm /111 -type f \) ! -perm 755 -o -type f ! -perm /111 ! -perm 644)
+[ -z "$private" ] || { echo "not for all users: $private"; exit 1; }
+eval "set -- $(PKG_CONFIG_PATH="$open/lib/pkgconfig" pkg-config --cflags --libs libminimax)"
+[ "$*" = "-I$open/include -L$open/lib -lminimax" ] && [ $# = 3 ] || { echo "pkg-config: $# words: $*"; exit 1; }
+recipe uninstall "" "$open" | sh -e
+[ ! -e "$open" ] || { echo "$open: left"; exit 1; }
 echo "$count programs installed and removed; three trees are after uninstall what they were before install"

@@ -114,6 +114,23 @@ def options():
         assert (done.returncode, done.stdout) == (2, "") and "a recipe that is not UTF-8" in done.stderr, (option, done)
 
 
+def same_conversion():
+    """The recipe that options print gives the bytes of the options, and a pattern may name matrices of the experts one by one."""
+    words = ["--quant", "int8", "--ignore", "lm_head*", "--override", r"re:[.]experts[.]\d+[.]w[13][.]weight$=channel_fp8", "--override", "*.layers.0.*experts.?.w2*=bf16"]
+    printed = subprocess.run([f"{BIN}/minimax-convert", *words, "--print-recipe"], capture_output=True, check=True).stdout
+    with open(f"{TMP}/printed.json", "wb") as f:
+        f.write(printed)
+    made = []
+    for name, options in ("words", words), ("printed", ["--recipe", f"{TMP}/printed.json"]):
+        subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", f"{TMP}/{name}", "-q", *options], check=True)
+        made.append({n: open(f"{TMP}/{name}/{n}", "rb").read() for n in sorted(os.listdir(f"{TMP}/{name}"))})
+    assert made[0] == made[1], [n for n in made[0] if made[0][n] != made[1].get(n)]
+    schemes = {t["name"]: t["scheme"] for t in json.loads(made[0]["manifest.json"])["tensors"] if ".experts." in t["name"]}
+    assert {n: s for n, s in schemes.items() if s != ("channel_fp8" if "w13" in n else "bf16" if ".0." in n else "int8")} == {}, schemes
+    some = subprocess.run([f"{BIN}/minimax-convert", "tests/data/tiny-m2", "--dry-run", "--quant", "int8", "--override", "*experts.3.*=bf16"], capture_output=True, text=True, check=False)
+    assert some.returncode == 2 and "E_RECIPE" in some.stderr and "expert 0 int8 and expert 3 bf16" in some.stderr, some
+
+
 def main():
     listed = [s["enum"] for s in SCHEMA["$defs"]["scheme"]["anyOf"]]
     assert listed == [[s["name"] for s in TABLE["schemes"]], [w for s in TABLE["schemes"] for w in s["synonyms"]]], listed
@@ -137,6 +154,7 @@ def main():
         json.dump({"default": "NVFP4", "rules": [{"match": "*", "scheme": "None"}]}, f)
     assert take(path)["default"] == "nvfp4" and take(path)["rules"][0]["scheme"] == "none"
     options()
+    same_conversion()
     print(f"{counts[True]} random recipes that the schema allows were taken and printed as they were meant, {counts[False]} others refused")
 
 

@@ -218,7 +218,7 @@ def sources(root):
         os.unlink(file)
         with open(file, "wb") as f:
             f.write(text)
-    for name, text in {"recipe.json": {"default": "nvfp4a16", "search": "mse", "rules": [{"match": "*self_attn.*_proj*", "scheme": "block_fp8"}, {"match": "re:.*[.]0[.].*w2.*", "scheme": "int8"}]},
+    for name, text in {"recipe.json": {"default": "nvfp4a16", "search": "mse", "rules": [{"match": "*self_attn.*_proj*", "scheme": "block_fp8"}, {"match": "re:.*layers[.]0[.].*w2.*", "scheme": "int8"}]},
                        "bad.json": {"default": 7}, "ids.json": [1 + i * 7 % 50 for i in range(300)]}.items():
         with open(f"{root}/{name}", "w", encoding="utf-8") as f:
             json.dump(text, f)

@@ -40,6 +40,14 @@ def some_ranks():
         assert "Every weight in this directory is that of the source. " in page and f"{absent} tensors are not in this directory" in page
         cf.ok(CONVERT, "-q", M2, "-o", root + "/all", "--tp", 2)
         assert "absent_tensors" not in report(root + "/all", M2)
+        source = cf.Checkpoint.load(M2)  # scales of the absent stage are not judged, neither by a conversion nor by a proof
+        for name, (dtype, shape, data) in list(source.tensors.items()):
+            if name.startswith("model.layers.3.") and name.endswith("weight_scale_inv"):
+                source.tensors[name] = (dtype, shape, b"\0\0\x80\x7f" * (len(data) // 4))
+        source.save(root + "/source")
+        cf.ok(CONVERT, "-q", root + "/source", "-o", root + "/some", "--tp", 2, "--pp", 2, "--ranks", "0,1")
+        found = report(root + "/some", root + "/source")
+        assert (found["exact_tensors"], found["absent_tensors"]) == (here, absent), found
 
 
 def library():
@@ -170,6 +178,7 @@ def seal(root, digests):
     """The digests of an unsharded checkpoint as its files now are."""
     for part in digests["parts"]:
         file = open(f"{root}/{part['file']}", "rb").read()
+        part["size"] = len(file)
         part["blocks"] = [pf.sha256(file[i:i + pf.BLOCK]) for i in range(0, len(file), pf.BLOCK)]
         part["root"] = pf.sha256(b"".join(bytes.fromhex(b) for b in part["blocks"]))
     for f in digests["files"]:
@@ -210,6 +219,81 @@ def unsharded_exchanged():
                 seal(root + "/out", digests)
                 cf.ok(VERIFY, "-q", root + "/out")
                 cf.assert_error(cf.run(VERIFY, "-q", root + "/out", "--source", M2), VERIFY, 6, "E_SOURCE")
+
+
+def unsharded_damaged():
+    """An index, a config and names of files that contradict the weights are damage of the checkpoint, not a bad source."""
+    def index(root, edit):
+        with open(root + "/model.safetensors.index.json", encoding="utf-8") as f:
+            made = json.load(f)
+        edit(made["weight_map"])
+        with open(root + "/model.safetensors.index.json", "w", encoding="utf-8") as f:
+            json.dump(made, f)
+
+    def exchange(root):
+        a, b = sorted(f for f in os.listdir(root) if f.endswith(".safetensors"))[:2]
+        for old, new in ((a, "x"), (b, a), ("x", b)):
+            os.rename(f"{root}/{old}", f"{root}/{new}")
+
+    def cut(name):
+        def edit(root):
+            data = open(f"{root}/{name}", "rb").read()
+            open(f"{root}/{name}", "wb").write(data[:len(data) // 2])
+        return edit
+
+    def scheme(root):
+        with open(root + "/config.json", encoding="utf-8") as f:
+            made = json.load(f)
+        made["quantization_config"]["weight_block_size"] = [128]
+        with open(root + "/config.json", "w", encoding="utf-8") as f:
+            json.dump(made, f)
+
+    changes = ((lambda r: index(r, lambda m: m.pop("model.layers.0.self_attn.o_proj.weight")), "E_IDX_TENSOR"),
+               (lambda r: index(r, lambda m: m.update({"lm_head.weight": "none.safetensors"})), "E_FS_MISSING"),
+               (lambda r: index(r, lambda m: m.update({"lm_head.weight": 1})), "E_IDX"), (exchange, "E_DUP_TENSOR"), (cut("model.safetensors.index.json"), "E_JSON"),
+               (cut("config.json"), "E_JSON"), (scheme, "E_Q_CONFIG"))
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--layout", "hf", "--part-size", "2M")
+        with open(root + "/out/minimax-digests.json", encoding="utf-8") as f:
+            digests = json.load(f)
+        for change, code in changes:
+            made = root + "/made"
+            shutil.copytree(root + "/out", made)
+            change(made)
+            seal(made, json.loads(json.dumps(digests)))
+            cf.assert_error(cf.run(VERIFY, "-q", made, "--source", M2), VERIFY, 6, code, made)
+            shutil.rmtree(made)
+
+
+def unsharded_inputs():
+    """Weights next to static scales of a file that is not at hand are compared to the byte, and experts of a layer have one scale."""
+    with Scratch() as root:
+        names = [n[:-len("weight")] for f in sorted(os.listdir(M2)) if f.startswith("model-") for n in cf.read_st(f"{M2}/{f}")[0] if n.endswith(".weight")]
+        with open(root + "/scales.json", "w", encoding="utf-8") as f:
+            json.dump({n + "activation_scale": 0.5 + i % 13 / 8 for i, n in enumerate(names)}, f)
+        for target, words in (("ct", ("nvfp4; *experts*=bf16",)), ("modelopt", ("nvfp4",)), ("fp8", ("tensor_wise_fp8",))):
+            out = f"{root}/{target}"
+            cf.ok(CONVERT, "-q", M2, "-o", out, "--layout", "hf", "--dialect", target, "--act-scales", root + "/scales.json", "--quant", *words)
+            cf.ok(VERIFY, "-q", out, "--source", M2)
+            cf.ok(CONVERT, "-q", M2, "-o", out + "-2", "--tp", "2", "--act-scales", root + "/scales.json", "--quant", *words)
+            cf.ok(CONVERT, "-q", out + "-2", "-o", out + "-3", "--layout", "hf", "--dialect", target)
+            cf.ok(VERIFY, "-q", out + "-3", "--source", M2)
+            cf.ok(VERIFY, "-q", out + "-3", "--source", out + "-2")
+            with open(out + "/minimax-digests.json", encoding="utf-8") as f:
+                digests = json.load(f)
+            part = next(p["file"] for p in digests["parts"] if any(".experts.1.w2." in n for n in cf.read_st(f"{out}/{p['file']}")[0]))
+            tensors, _ = cf.read_st(f"{out}/{part}")
+            ends = ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale", "input_scale", "input_global_scale", "activation_scale")
+            changed = [n for n in tensors if n.split(".w2.")[0].endswith(".experts.1") and n.split(".w2.")[1] in ends][:8]
+            changed += [n for n in tensors if n.endswith(("q_proj.input_global_scale", "k_proj.input_scale", "v_proj.activation_scale"))][:1]
+            assert len(changed) >= 2, (target, changed)
+            file = open(f"{out}/{part}", "rb").read()
+            for name in changed:
+                at = 8 + struct.unpack("<Q", file[:8])[0] + json.loads(file[8:8 + struct.unpack("<Q", file[:8])[0]])[name]["data_offsets"][0]
+                with open(f"{out}/{part}", "wb") as f:
+                    f.write(file[:at] + bytes([file[at] ^ 1]) + file[at + 1:])
+                seal(out, digests)
+                cf.assert_error(cf.run(VERIFY, "-q", out, "--source", M2), VERIFY, 6, "E_SOURCE", name.split("experts")[0])
 
 
 def exchange_rows(data, rows, i, j):
@@ -292,4 +376,4 @@ def companions_by_header():
 
 
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, moved_rows, once, companions_by_header])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, unsharded_damaged, unsharded_inputs, moved_rows, once, companions_by_header])

@@ -88,7 +88,7 @@ def kind_of(kind, parent):
         subprocess.run([build + "/minimax-eval", parent + "/none", "--ids", model + "/held-out-ids.json", "--window", "32", "--limit", "2", "--quiet", "--collect",
                         parent + "/inputs.safetensors"], check=True, stdout=subprocess.DEVNULL, timeout=120)
         return model, ["--importance", parent + "/inputs.safetensors"]
-    run(model, "-o", parent + "/codes", "--layout", "hf", "--quant", "nvfp4a16")
+    run(model, "-o", parent + "/codes", "--layout", "hf", "--quant", "nvfp4a16", "--dialect", "modelopt")
     return parent + "/codes", []
 
 
@@ -266,8 +266,20 @@ def unrecorded():
     assert os.listdir(parent) == ["out"], os.listdir(parent)
 
 
+def reciprocals():
+    """Global scales that compressed-tensors stored as reciprocals are numbers that the plan needs, where the recipe keeps them."""
+    parent = work + "/reciprocals"
+    source, out = parent + "/source", parent + "/out"
+    os.mkdir(parent)
+    run("tests/data/tiny-m2", "-o", source, "--layout", "hf", "--quant", "nvfp4a16", "--dialect", "ct")
+    for more in (), ("--quant", "nvfp4a16", "--tp", "2"):
+        run(source, "-o", out, "--follow", "--follow-timeout", "60", *more, status=4, says=["E_FOLLOW", "weight_global_scale"])
+    run(source, "-o", out, "--follow", "--follow-timeout", "60", "--quant", "bf16")
+
+
 def cases():
     once_more()
+    reciprocals()
     unrecorded()
     # A download that stops, with and without removal, goes on.
     source, to, args, parent = stopped("stops", 9, 5)

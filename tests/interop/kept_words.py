@@ -248,7 +248,7 @@ def check_groups_beside():
 
 def check_groups_of_experts():
     """Experts of one stack with groups of two sizes, or of which one has zero points, are stored alike in a packed checkpoint. What --layout hf
-    writes of it is proven against the packed checkpoint and against the first source."""
+    writes of it is proven against the packed checkpoint and against the first source, also in a format that the first source does not fit."""
     groups, one = ct_int(4, 128), "re:.*experts[.]0[.].*"
     (first,) = groups["quantization_config"]["config_groups"].values()
     groups["quantization_config"]["config_groups"] = {"group_0": {**first, "targets": [one], "weights": {**first["weights"], "group_size": 32}},
@@ -256,12 +256,14 @@ def check_groups_of_experts():
     rules = dict(bits=4, group_size=64, desc_act=False, sym=True)
     cases = {"ct": (ct_packed(4, 128), ct_packed(4, 32), groups),
              "gptq": (gptq(4, 64, 1), gptq(4, 32, 1), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"group_size": 32}}, **rules)),
-             "zeros": (gptq(4, 64, 1), gptq(4, 64, 1, False), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"sym": False}}, **rules))}
+             "zeros": (gptq(4, 64, 1), gptq(4, 64, 1, False), method("gptq", dynamic={"+:.*experts[.]0[.].*": {"sym": False}}, **rules)),
+             "awq": (awq(32), awq(64), method("auto-round", bits=4, group_size=32, packing_format="auto_round:auto_awq",
+                                              extra_config={".*experts[.]0[.].*": {"group_size": 64}}))}
     for name, (encode, of_one, config) in cases.items():
         source = os.path.join(TMP, "experts-" + name)
         MODEL.write(source, MODEL.encoded(encode, {".experts.0.": of_one})[0], config)
         run("minimax-convert", source, "-o", source + "-8", "--tp", "8")
-        for made in source, source + "-8":
+        for made in [source + "-8"] if name == "awq" else [source, source + "-8"]:  # awq's config has one size alone
             out = made + "-hf"
             run("minimax-convert", made, "-o", out, "--layout", "hf")
             for against in source, source + "-8":

@@ -227,4 +227,31 @@ TEST(test_words) {
   mm_recipe_close(&r);
 }
 
+/* Names of a stack's experts are those of each expert, and all of them get one scheme. */
+TEST(test_stack) {
+  static const char *const names[] = {"l.0.experts.w13_weight", "l.0.experts.{e}.w1.weight", "l.0.experts.{e}.w3.weight", NULL};
+  static const struct {
+    const char *line, *scheme; /* NULL: refused */
+  } cases[] = {{"none; l.?.experts.?.w?.weight=int8", "int8"},
+               {"none; re:experts\\.\\d\\.w1=int8", "int8"},
+               {"none; *experts.{e}.w3*=int8", "int8"},
+               {"none; *w13*=bf16; *experts.?.w3*=int8; *.w1.*=mxfp8", "mxfp8"},
+               {"int8; *experts.2.*=int8", "int8"},
+               {"none; *experts.2.*=int8; *experts*=bf16", "bf16"},
+               {"none; *experts.4.*=int8", "none"},
+               {"none; *experts.2.*=int8", NULL},
+               {"int8; re:experts\\.[01]\\.w1=none", NULL}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    mm_recipe r = parsed(cases[i].line);
+    const mm_scheme *s = NULL;
+    mm_err err = {0};
+    const bool ok = mm_recipe_choose_stack(&r, names, 4, &s, &err);
+    if (ok != (cases[i].scheme != NULL)) fail_msg("%s: %s", cases[i].line, err.text);
+    if (ok) assert_string_equal(s ? s->name : "none", cases[i].scheme);
+    if (!ok) assert_non_null(strstr(err.text, "expected one scheme for all experts of a layer"));
+    if (!ok) assert_int_equal(err.status, MM_USAGE);
+    mm_recipe_close(&r);
+  }
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }
