@@ -231,8 +231,10 @@ static node *oldest_idle(mm_prefix_cache *c, uint32_t group) {
 bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group) {
   node *n = oldest_idle(c, group);
   bool place = false;
-  if (n && n->pages == 1 && c->pool.places) { /* first the place: an entry that goes for it may take others along */
+  if (n && n->pages == 1 && c->pool.places) { /* first the place: an entry that goes for it may take others along, all of the group's too */
+    const uint32_t before = mm_pages_free_in(c->pages, group);
     place = mm_prefix_find_place(c);
+    if (mm_pages_free_in(c->pages, group) > before) return true;
     n = oldest_idle(c, group);
   }
   if (n && n->pages > 1)

@@ -345,6 +345,22 @@ TEST(test_order) {
   }
 }
 
+/* An entry that goes for its place takes the page above it along, the group's last: that page is given up, as the caller wants. */
+TEST(test_last_page) {
+  fixture *w = open_group(8, FEW);
+  mm_err err = {0};
+  const text t = letters(0, 1, 70);
+  assert_true(mm_prefix_cache_offload(w->cache, 1, &err) && put(w, &t, true));
+  for (uint32_t pages = 2; pages; pages--) {
+    assert_int_equal(mm_prefix_cache_pages(w->cache, 0), pages);
+    assert_true(mm_prefix_cache_evict(w->cache, 0));
+    move_pages(w, true, 0);
+  }
+  assert_int_equal(mm_pages_free(w->pages), mm_pages_count(w->pages));
+  assert_false(mm_prefix_cache_evict(w->cache, 0));
+  close_group(w);
+}
+
 /* A snapshot that no budget holds is not taken, and nothing is kept for it. */
 TEST(test_budget) {
   fixture *w = open_group(8, 7);
