@@ -113,6 +113,12 @@ void mm_offload_issue(mm_scheduler *s) {
   s->offload.moves_failed |= !done;
 }
 
+void mm_offload_settle(mm_scheduler *s) {
+  if (!s->offload.on) return;
+  mm_offload_issue(s);
+  notice(s, true);
+}
+
 /* A prompt that the pool cannot hold comes from disk, or from another group, in so many parts at most, and the rest of it is computed. */
 enum { STARTS = 64 };
 
@@ -162,7 +168,6 @@ uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group) {
   make_place(s);
   for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->groups.cache, group); i++)
     if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache)) break;
-  mm_offload_issue(s);
-  notice(s, true);
+  mm_offload_settle(s);
   return mm_pages_free_in(s->pages, group) - before;
 }

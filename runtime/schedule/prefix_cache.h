@@ -30,6 +30,9 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
  * group has the entry, or without a host pool, it is released, and in the second case what cannot be reached without it; with a pool it is
  * moved there, and free when that move has ended. */
 bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group);
+/* The entry with this page gives it up as an evicted one does, although slots refer to it; false where no entry has it, or one needs it: with
+ * a page behind it, or a move. */
+bool mm_prefix_cache_leave(mm_prefix_cache *c, uint32_t page);
 /* Drops every entry; moves that have not ended hold their pages until then. */
 void mm_prefix_cache_clear(mm_prefix_cache *c);
 /* Gives up every page of the group, and drops entries that are nowhere then. */

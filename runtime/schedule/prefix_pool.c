@@ -228,6 +228,14 @@ static node *oldest_idle(mm_prefix_cache *c, uint32_t group) {
   return NULL;
 }
 
+/* The node gives up its page in the group: to another group that has the entry, to a place, or with the entry. */
+static void leave_page(mm_prefix_cache *c, node *n, uint32_t group, bool place) {
+  if (n->pages > 1)
+    mm_prefix_give_up_page(c, n, group);
+  else if (!(place && move_out(c, n, group)))
+    mm_prefix_drop_tree(c, n);
+}
+
 bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group) {
   node *n = oldest_idle(c, group);
   bool place = false;
@@ -237,11 +245,24 @@ bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group) {
     if (mm_pages_free_in(c->pages, group) > before) return true;
     n = oldest_idle(c, group);
   }
-  if (n && n->pages > 1)
-    mm_prefix_give_up_page(c, n, group);
-  else if (n && !(place && move_out(c, n, group)))
-    mm_prefix_drop_tree(c, n);
+  if (n) leave_page(c, n, group, place);
   return n;
+}
+
+static node *node_of(const mm_prefix_cache *c, uint32_t group, uint32_t page) {
+  node *n = c->group[group].list.oldest;
+  while (n && n->in[group].page != page) n = n->in[group].links.newer;
+  return n;
+}
+
+bool mm_prefix_cache_leave(mm_prefix_cache *c, uint32_t page) {
+  const uint32_t group = mm_pages_group_of(c->pages, page);
+  node *n = node_of(c, group, page);
+  if (!n || n->in[group].children || n->moves) return false;
+  const bool place = n->pages == 1 && c->pool.places && mm_prefix_find_place(c);
+  n = node_of(c, group, page); /* it may have gone with an entry that went for the place */
+  if (n) leave_page(c, n, group, place);
+  return true;
 }
 
 /* ---- fetching ---- */

@@ -138,9 +138,22 @@ uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group) {
   return s->groups.cache && mm_prefix_cache_evict(s->groups.cache, group) ? mm_pages_free_in(s->pages, group) - before : 0;
 }
 
-bool mm_reuse_empty(mm_scheduler *s, uint32_t group) {
+/* The page that the group's one job writes next; UINT32_MAX where it is to be another one. */
+static uint32_t next_page(const mm_scheduler *s, uint32_t group) {
+  uint32_t i = group;
+  while (i < s->slots && !s->slot[i]) i += s->groups.count;
+  const uint32_t at = i < s->slots ? s->slot[i]->fed / MM_PAGE : UINT32_MAX;
+  return i < s->slots && at < mm_pages_held(s->pages, i) ? mm_pages_table(s->pages)[(size_t)i * mm_pages_per_slot(s->pages) + at]
+                                                         : UINT32_MAX;
+}
+
+bool mm_reuse_make_way(mm_scheduler *s, uint32_t group) {
   if (!s->groups.cache || !mm_prefix_cache_pages(s->groups.cache, group)) return false;
-  mm_prefix_cache_clear_group(s->groups.cache, group);
+  const uint32_t page = next_page(s, group);
+  if (page != UINT32_MAX && mm_prefix_cache_leave(s->groups.cache, page))
+    mm_offload_settle(s);
+  else
+    mm_prefix_cache_clear_group(s->groups.cache, group);
   return true;
 }
 

@@ -241,8 +241,9 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j);
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
 /* Frees pages of the group that the cache alone refers to; how many. Waits for their copies if they go to host memory. */
 uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group);
-/* Nothing of a group's pages is kept; false if nothing was. */
-bool mm_reuse_empty(mm_scheduler *s, uint32_t group);
+/* For the one job of a group, of which the cache can free no page: gives up the page that it would have to copy before it writes there; where
+ * that is not what it lacks, all pages of the group. False if the cache has none. */
+bool mm_reuse_make_way(mm_scheduler *s, uint32_t group);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
 void mm_reuse_clear(mm_scheduler *s);
 
@@ -263,6 +264,8 @@ void mm_offload_ahead(mm_scheduler *s);
 uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group);
 /* Gives the engine and the disk what the cache has listed. */
 void mm_offload_issue(mm_scheduler *s);
+/* The same, and waits for the engine's copies. */
+void mm_offload_settle(mm_scheduler *s);
 
 /* ---- transfer_send.c, for other servers: nothing of it does anything without one that listens ---- */
 MM_MUST_USE bool mm_send_open(mm_scheduler *s, mm_err *err);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
-where the file was damaged or cut; with groups of attention also in another group than the one that it left; the metrics count pages and bytes, of
-an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
+where the file was damaged or cut; with groups of attention also in another group than the one that it left; a request that needs all pages
+costs others none; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
 import concurrent.futures
 import glob
 import json
@@ -51,6 +51,15 @@ def evicted(model):
         assert found["hits_total"] == 1 and found["in_bytes_total"] > 0, found
         assert found["out_bytes_total"] >= found["in_bytes_total"] and found["bytes"] <= found["bytes_max"] <= 64 << 20, found
         assert complete(s, text(6, 100))[0] == 99 and complete(s, text(5, 66), cache_salt="other")[0] == 0
+
+
+def alone(model):
+    """Prompts that begin alike, each of all pages: the page that a request writes next leaves, and what others have behind the common ones stays."""
+    with Server(PACKED[model], "--kv-cache-tokens", "320", "--max-model-len", "300", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M", "--drafts", "0") as s:
+        texts = [text(5, 70) + text(first, 220) for first in (6, 7)]
+        first = [complete(s, t) for t in texts]
+        for want, t in zip(first + first, texts + texts):
+            assert complete(s, t) == (289, want[1]), (model, metrics(s))
 
 
 def across(model):
@@ -140,6 +149,7 @@ for name in PACKED:
     across(name)
     if not DEVICE:
         evicted(name)
+        alone(name)
 if DEVICE:
     print("pages of groups of attention: from the other group's device, and from host memory")
     sys.exit()
