@@ -71,9 +71,8 @@ static bool can_leave(const node *n) {
   return !k && !n->moves && !n->copied && !n->fetching;
 }
 
-void mm_prefix_cache_spill(mm_prefix_cache *c) {
+void mm_prefix_spill(mm_prefix_cache *c, uint32_t wanted) {
   disk *d = &c->disk;
-  const uint32_t wanted = c->pool.places / 4 + 1;
   node *n = c->host.oldest;
   while (d->blocks && n && c->pool.free_count + d->leaving < wanted && find_block(c)) {
     for (n = c->host.oldest; n && !can_leave(n);) n = n->links.newer;
@@ -81,6 +80,8 @@ void mm_prefix_cache_spill(mm_prefix_cache *c) {
     n->block = d->free[--d->free_count];
   }
 }
+
+void mm_prefix_cache_spill(mm_prefix_cache *c) { mm_prefix_spill(c, c->pool.places / 4 + 1); }
 
 uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list) {
   disk *d = &c->disk;

@@ -331,3 +331,19 @@ mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint32_t group,
   for (n = h.last; n != c->root; n = n->parent) coming.loading += n->in[group].loading, coming.reading += comes_nearer(c, n, group);
   return coming;
 }
+
+bool mm_prefix_cache_spill_for(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most) {
+  const hit h = mm_prefix_find(c, group, false, salt, token, most);
+  const uint32_t spare = mm_pages_free_in(c->pages, group);
+  uint32_t pages = 0, wanted = 0;
+  if (!c->disk.blocks || h.tokens <= mm_prefix_find(c, group, true, salt, token, most).tokens) return false;
+  for (node *n = h.last; n != c->root && n->in[group].page == NONE; n = n->parent) {
+    n->fetching = true;
+    wanted += n->place == NONE;
+    pages++;
+  }
+  wanted = (uint32_t)mm_min(wanted + (pages > spare ? pages - spare : 0), c->pool.places);
+  mm_prefix_spill(c, wanted);
+  for (node *n = h.last; n != c->root && n->in[group].page == NONE; n = n->parent) n->fetching = false;
+  return c->pool.free_count < wanted && c->disk.leaving;
+}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
 where the file was damaged or cut; with groups of attention also in another group than the one that it left; a request that needs all pages
-costs others none; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
+costs others none, and one that comes from disk neither; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
 import concurrent.futures
 import glob
 import json
@@ -16,6 +16,7 @@ from serve_client import BIN, TMP, Server, convert  # noqa: E402
 PACKED = {m: convert(f"tests/data/{m}", *extra) for m, extra in (("tiny-m1", []), ("tiny-m2", ["--tp", "2"]))}
 DEVICE = ["--device", os.environ["DEVICE"], "--batch-invariant"] if "DEVICE" in os.environ else []
 RANKS = {"tiny-m1": 2, "tiny-m2": 2 if DEVICE else 4}
+PAGE = {"tiny-m1": 128 << 10, "tiny-m2": 256 << 10}
 GROUPS = {m: convert(f"tests/data/{m}", "--tp", str(tp), "--attn-tp", str(tp // 2)) for m, tp in RANKS.items()}
 
 
@@ -60,6 +61,27 @@ def alone(model):
         first = [complete(s, t) for t in texts]
         for want, t in zip(first + first, texts + texts):
             assert complete(s, t) == (289, want[1]), (model, metrics(s))
+
+
+def turns(model):
+    """Six prompts in turn, of which the device has one and host memory two: what gives way for one that comes from disk goes there, and is not lost."""
+    with Server(PACKED[model], "--kv-cache-tokens", "320", "--max-model-len", "300", "--max-num-seqs", "1", "-t", "1", "--kv-offload", str(12 * PAGE[model]), "--drafts", "0",
+                "--kv-offload-dir", TMP, "--kv-offload-disk", "64M") as s:
+        def everywhere():
+            found = s.metrics()
+            return found["pages_cached"] + (found["offload_bytes"] + found["offload_disk_bytes"]) / PAGE[model]
+
+        for first in range(6):
+            complete(s, text(5 + first, 290))
+        time.sleep(1)
+        before, had = everywhere(), []
+        for first in range(12):
+            had.append(complete(s, text(5 + first % 6, 290))[0])
+            end = time.monotonic() + 10
+            while everywhere() < before:
+                assert time.monotonic() < end, (model, first, before, everywhere(), had)
+                time.sleep(0.02)
+        assert before == 30 and min(had) == 289 or before < 30, (model, before, had)  # fewer: the disk took more than 50 ms for a page
 
 
 def across(model):
@@ -150,6 +172,7 @@ for name in PACKED:
     if not DEVICE:
         evicted(name)
         alone(name)
+        turns(name)
 if DEVICE:
     print("pages of groups of attention: from the other group's device, and from host memory")
     sys.exit()

@@ -249,6 +249,7 @@ static void move_pages(fixture *w, bool now, uint32_t fail) {
 static bool fetch(fixture *w, const text *t, uint32_t most, bool now, uint32_t fail) {
   mm_prefix_cache_coming n;
   for (uint32_t i = 0; i < 20; i++) {
+    if (below(2) && mm_prefix_cache_spill_for(w->cache, t->group, t->salt, t->token, most)) copy_blocks(w, below(2), fail);
     n = mm_prefix_cache_fetch(w->cache, t->group, t->salt, t->token, most, true);
     move_pages(w, now, fail);
     if (!now || !(n.loading || n.reading)) return now;
