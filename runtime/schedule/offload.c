@@ -133,6 +133,14 @@ static bool spills_first(mm_scheduler *s, job *j, uint32_t group) {
   return s->offload.waits = true;
 }
 
+bool mm_offload_spills(mm_scheduler *s, job *j, uint32_t places) {
+  if (!s->offload.disk) return false;
+  if (j->back.until <= 0) j->back.until = mm_now() + SPILL_S;
+  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_to(s->groups.cache, places)) return false;
+  issue_copies(s);
+  return s->offload.waits = true;
+}
+
 bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group) {
   job_return *b = &j->back;
   if (!s->offload.on || j->r.score || s->offload.moves_failed) return false;

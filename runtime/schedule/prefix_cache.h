@@ -86,6 +86,8 @@ MM_MUST_USE bool mm_prefix_cache_put_places(mm_prefix_cache *c, uint64_t salt, c
 MM_MUST_USE bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err);
 /* Lists copies to disk, so that places become free before they are needed. */
 void mm_prefix_cache_spill(mm_prefix_cache *c);
+/* The same until so many places are free, or all; true while fewer are and copies are under way. */
+bool mm_prefix_cache_spill_to(mm_prefix_cache *c, uint32_t places);
 /* The same for the places that a fetch into the group takes: for pages from disk or from other groups, and for those of the device that
  * give way. True while fewer are free and copies are under way. */
 bool mm_prefix_cache_spill_for(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most);

@@ -174,8 +174,6 @@ void mm_prefix_free_place(mm_prefix_cache *c, uint32_t place);
 /* The node's copy between place and block, if it has one, ends without it, and frees both; else its block, if it has one, is free. Returns
  * true if the place is that copy's. */
 bool mm_prefix_leave_disk(mm_prefix_cache *c, node *n);
-/* Lists copies to disk of the least recently used entries, until so many places are free or will be. */
-void mm_prefix_spill(mm_prefix_cache *c, uint32_t wanted);
 /* The node, which is on disk, is read into a place; false if there is none. */
 bool mm_prefix_read(mm_prefix_cache *c, node *n);
 

@@ -71,7 +71,8 @@ static bool can_leave(const node *n) {
   return !k && !n->moves && !n->copied && !n->fetching;
 }
 
-void mm_prefix_spill(mm_prefix_cache *c, uint32_t wanted) {
+/* Lists copies of the least recently used entries until so many places are free, or will be. */
+static void spill(mm_prefix_cache *c, uint32_t wanted) {
   disk *d = &c->disk;
   node *n = c->host.oldest;
   while (d->blocks && n && c->pool.free_count + d->leaving < wanted && find_block(c)) {
@@ -81,7 +82,13 @@ void mm_prefix_spill(mm_prefix_cache *c, uint32_t wanted) {
   }
 }
 
-void mm_prefix_cache_spill(mm_prefix_cache *c) { mm_prefix_spill(c, c->pool.places / 4 + 1); }
+void mm_prefix_cache_spill(mm_prefix_cache *c) { spill(c, c->pool.places / 4 + 1); }
+
+bool mm_prefix_cache_spill_to(mm_prefix_cache *c, uint32_t places) {
+  places = (uint32_t)mm_min(places, c->pool.places);
+  spill(c, places);
+  return c->pool.free_count < places && c->disk.leaving;
+}
 
 uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list) {
   disk *d = &c->disk;

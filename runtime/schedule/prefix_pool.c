@@ -342,8 +342,7 @@ bool mm_prefix_cache_spill_for(mm_prefix_cache *c, uint32_t group, uint64_t salt
     wanted += n->place == NONE;
     pages++;
   }
-  wanted = (uint32_t)mm_min(wanted + (pages > spare ? pages - spare : 0), c->pool.places);
-  mm_prefix_spill(c, wanted);
+  const bool waits = mm_prefix_cache_spill_to(c, wanted + (pages > spare ? pages - spare : 0));
   for (node *n = h.last; n != c->root && n->in[group].page == NONE; n = n->parent) n->fetching = false;
-  return c->pool.free_count < wanted && c->disk.leaving;
+  return waits;
 }

@@ -273,6 +273,8 @@ uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group);
 void mm_offload_issue(mm_scheduler *s);
 /* The same, and waits for the engine's copies. */
 void mm_offload_settle(mm_scheduler *s);
+/* For a job that has had no slot and takes so many places: others go to disk for it. True while it is to wait for those copies. */
+bool mm_offload_spills(mm_scheduler *s, job *j, uint32_t places);
 
 /* ---- transfer_send.c, for other servers: nothing of it does anything without one that listens ---- */
 MM_MUST_USE bool mm_send_open(mm_scheduler *s, mm_err *err);
