@@ -277,7 +277,7 @@ static node *put(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32
     node *child = nearest(n, group, false, salt, token + at, here, &alike);
     if (child && alike == child->count && (alike < here || child->in[group].page == NONE))
       extend(c, child, token + at, here, page[at / MM_PAGE]);
-    else if (!child || alike < here)
+    else if (!child || alike < here || (child->pages && child->in[group].page == NONE)) /* longer, but another group's */
       child = add_child(c, n, salt, token + at, here, page[at / MM_PAGE]);
     if (!child) {
       if (c->state_bytes && n != c->root && !n->child && !n->snapshot) mm_prefix_drop_leaf(c, n);
