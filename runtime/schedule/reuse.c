@@ -109,25 +109,33 @@ static bool reads_on(const mm_scheduler *s, const job *j) {
   return false;
 }
 
+/* A job in the slots from, from + each, … that reads a page or more of this one's tokens behind `had`; NULL: none. *shared, *until: as of
+ * shared_with. */
+static const job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared,
+                            uint32_t *until) {
+  for (uint32_t i = from; i < s->slots; i += each) {
+    const job *other = s->slot[i];
+    if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
+    if ((*shared = shared_with(s, j, other, until)) >= had + MM_PAGE) return other;
+  }
+  return NULL;
+}
+
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
+  uint32_t shared, until;
   if (!s->groups.cache || j->r.score) return false;
   if (reads_on(s, j)) return true;
-  uint32_t had = 0;
-  bool looked_up = false;
-  for (uint32_t i = 0; i < s->slots; i++) {
-    const job *other = s->slot[i];
-    if (!other || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
-    uint32_t until;
-    const uint32_t shared = shared_with(s, j, other, &until);
-    if (shared < MM_PAGE) continue;
-    if (!looked_up) had = mm_reuse_longest(s, j);
-    looked_up = true;
-    if (shared < had + MM_PAGE) continue;
-    j->duplicate_of = other->ticket;
-    j->duplicate_until = until;
-    return true;
-  }
-  return false;
+  const job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
+  if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
+  if (other) j->duplicate_of = other->ticket, j->duplicate_until = until;
+  return other;
+}
+
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
+  uint32_t shared = 0, until;
+  if (!s->groups.cache || j->r.score || s->offload.on) return 0;
+  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, j->count - 1);
+  return reader_of(s, j, group, s->groups.count, had, &shared, &until) ? shared : 0;
 }
 
 /* ---- leaving ---- */
