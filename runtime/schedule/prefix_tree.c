@@ -224,7 +224,9 @@ uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint32_t group, uint64_t salt,
                               const void **state) {
   const hit h = mm_prefix_find(c, group, true, salt, token, most);
   uint32_t at = (uint32_t)mm_ceil_div(h.tokens, MM_PAGE);
-  for (const node *n = h.last; n != c->root; n = n->parent) page[--at] = n->in[group].page;
+  /* The state's own page, where it can be: while somebody refers to it, the state stays. */
+  for (const node *n = h.snap && is_ready(h.snap->node, group) ? h.snap->node : h.last; n != c->root; n = n->parent)
+    page[--at] = n->in[group].page;
   *state = h.snap ? h.snap->state : NULL;
   if (h.snap) use_state(c, h.snap, group);
   touch(c, h.last, group);

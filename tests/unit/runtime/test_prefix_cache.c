@@ -362,6 +362,25 @@ TEST(test_last_page) {
   close_group(w);
 }
 
+/* A state that was found stays while somebody refers to the page that was found with it, though other entries have its tokens too. */
+TEST(test_state_page) {
+  fixture *w = open_group(8, FEW);
+  uint32_t page;
+  const void *saved;
+  for (int32_t other = 1; other <= 3; other++) {
+    text t = letters(0, 1, 20 + (other > 1) * 10);
+    for (uint32_t i = 20; i < t.count; i++) t.token[i] = other;
+    assert_true(put(w, &t, true));
+  }
+  const text t = letters(0, 1, 20);
+  assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t.token, 20, &page, &saved), 20);
+  mm_pages_hold(w->pages, page);
+  while (mm_prefix_cache_evict(w->cache, 0)) {}
+  assert_int_equal(find(w, &t, 20, true, false), 20);
+  mm_pages_release(w->pages, page);
+  close_group(w);
+}
+
 /* A snapshot that no budget holds is not taken, and nothing is kept for it. */
 TEST(test_budget) {
   fixture *w = open_group(8, 7);
