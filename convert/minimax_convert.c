@@ -472,7 +472,7 @@ static const mm_option options[] = {
               .alias = "expert-parallel-size", .lo = 1, .hi = MM_MAX_TP),
     MM_OPTION(U64, "attn-tp", &settings.cut.attn_tp, "N",
               "ranks that attention, embedding and head are cut for, a divisor of --tp; each group of N ranks has all of them and runs its "
-              "own requests, the experts lie over all ranks (default --tp; runs on CPUs)",
+              "own requests, the experts lie over all ranks (default --tp)",
               .lo = 1, .hi = MM_MAX_TP),
     MM_OPTION(STR, "place", &settings.load, "FILE", "with --ep: place experts so that ranks are even by the load in FILE (/expert_load)"),
     MM_OPTION(U64, "pp", &settings.cut.pp, "N", "pipeline stages of whole layers, tp ranks each (default 1)",

@@ -402,7 +402,7 @@ static void find_kv(mm_dflash *d) {
 bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err) {
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   *d = (mm_dflash){0};
-  bool ok = mm_st_open(&d->st, path.text, MM_INTEGRITY, err) && map_file(d, path.text, err);
+  bool ok = mm_file_listed(path.text, err) && mm_st_open(&d->st, path.text, MM_INTEGRITY, err) && map_file(d, path.text, err);
   const char *text = NULL;
   for (size_t i = 0; ok && i < d->st.metadata_count; i++)
     if (strcmp(d->st.metadata[i].key, MM_DFLASH_KEY) == 0) text = d->st.metadata[i].value;

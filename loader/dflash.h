@@ -64,7 +64,8 @@ typedef struct mm_dflash {
 } mm_dflash;
 
 /* Maps DIR/draft.safetensors and checks it against the target: MM_INTEGRITY E_DRAFT for a file that FORMAT-DRAFT.md does not allow,
- * MM_UNSUPPORTED E_DRAFT for a target that has none (norms with an offset, another activation, lightning layers). */
+ * MM_UNSUPPORTED E_DRAFT for a target that has none (norms with an offset, another activation, lightning layers). An absent file is
+ * MM_INTEGRITY too, as each that a manifest lists. */
 MM_MUST_USE bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_err *err);
 /* The mapped file has the size and the digest of the manifest's entry: else MM_INTEGRITY E_DIGEST. */
 MM_MUST_USE bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err);

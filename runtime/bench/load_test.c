@@ -185,11 +185,18 @@ static const char *served_name(const mm_load_client *c, mm_arena *arena, mm_err 
 }
 
 static bool check(const load_args *a, mm_err *err) {
-  const char *wrong = !(a->ratio >= 0 && a->ratio < 1) ? "--range-ratio: expected from 0 to less than 1"
-                      : !(a->rate >= 0)                ? "--request-rate: expected 0 or more"
-                      : !(a->timeout > 0)              ? "--timeout: expected more than 0 seconds"
-                                                       : NULL;
-  return !wrong || mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  const struct {
+    bool good;
+    const char *option, *expected;
+    double found;
+  } rule[] = {{a->ratio >= 0 && a->ratio < 1, "--range-ratio", "from 0 to less than 1", a->ratio},
+              {a->rate >= 0, "--request-rate", "0 or more", a->rate},
+              {a->timeout > 0, "--timeout", "more than 0 seconds", a->timeout}};
+  for (size_t i = 0; i < sizeof rule / sizeof *rule; i++)
+    if (!rule[i].good)
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s: found %g, expected %s", rule[i].option, rule[i].found,
+                     rule[i].expected);
+  return true;
 }
 
 static bool report(const load_args *a, const mm_load_run_facts *x, const mm_load_request *r, mm_err *err) {

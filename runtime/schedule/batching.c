@@ -119,8 +119,7 @@ static uint32_t plan_all(mm_scheduler *s) {
     const uint32_t rows = plan(s, &shorted);
     if (!shorted && (rows || s->queued > s->collected || !s->running)) return rows;
     const uint32_t group = mm_schedule_group(s, shorted ? shorted : mm_schedule_victim(s, MM_ANY_GROUP));
-    if (mm_schedule_running(s, group) == 1 && mm_reuse_empty(s, group))
-      continue; /* it had pages in common with the cache, and may have all for itself */
+    if (mm_schedule_running(s, group) == 1 && mm_reuse_make_way(s, group)) continue; /* it had pages in common with the cache */
     mm_schedule_preempt(s, mm_schedule_victim(s, group));
   }
 }

@@ -5,6 +5,7 @@
 #include "runtime/schedule/scheduler_inside.h"
 
 #define REPORT_S 10 /* seconds between two failures of the disk that are reported; all are counted */
+#define SPILL_S  1  /* that a request waits for copies to the disk before its own pages come back */
 
 /* A file of as many pages as disk_bytes has room for. */
 static bool open_disk(mm_scheduler *s, mm_err *err) {
@@ -88,7 +89,8 @@ bool mm_offload_copying(const mm_scheduler *s) { return s->offload.disk && mm_pr
 void mm_offload_wait(mm_scheduler *s) {
   drop_failed(s);
   notice(s, true);
-  notice_disk(s, MM_DISK_READS);
+  notice_disk(s, s->offload.waits ? MM_DISK_ANY : MM_DISK_READS);
+  s->offload.waits = false;
 }
 
 /* Gives the disk's threads the copies that the cache has listed. */
@@ -113,19 +115,44 @@ void mm_offload_issue(mm_scheduler *s) {
   s->offload.moves_failed |= !done;
 }
 
+void mm_offload_settle(mm_scheduler *s) {
+  if (!s->offload.on) return;
+  mm_offload_issue(s);
+  notice(s, true);
+}
+
 /* A prompt that the pool cannot hold comes from disk, or from another group, in so many parts at most, and the rest of it is computed. */
 enum { STARTS = 64 };
 
+/* Lets entries go to disk before a fetch begins, which would take their places; true while the job is to wait for those copies. */
+static bool spills_first(mm_scheduler *s, job *j, uint32_t group) {
+  if (!s->offload.disk) return false;
+  if (j->back.spills != j->back.starts + 1) j->back.spills = j->back.starts + 1, j->back.until = mm_now() + SPILL_S;
+  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_for(s->groups.cache, group, j->r.salt, j->token, j->count - 1)) return false;
+  issue_copies(s);
+  return s->offload.waits = true;
+}
+
+bool mm_offload_spills(mm_scheduler *s, job *j, uint32_t places) {
+  if (!s->offload.disk) return false;
+  if (j->back.until <= 0) j->back.until = mm_now() + SPILL_S;
+  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_to(s->groups.cache, places)) return false;
+  issue_copies(s);
+  return s->offload.waits = true;
+}
+
 bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group) {
+  job_return *b = &j->back;
   if (!s->offload.on || j->r.score || s->offload.moves_failed) return false;
-  if (j->fetched != j->turn + 1) j->fetched = j->turn + 1, j->starts = 0, j->reads = true;
-  if (j->fetched_into != group) j->fetched_into = group, j->reads = true;
+  if (b->turn != j->turn + 1) *b = (job_return){.turn = j->turn + 1, .group = b->group, .reads = true};
+  if (b->group != group) b->group = group, b->reads = true;
   mm_prefix_cache_coming n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, false);
-  while (!n.loading && !n.reading && j->reads && j->starts < STARTS) {
+  while (!n.loading && !n.reading && b->reads && b->starts < STARTS) {
+    if (spills_first(s, j, group)) return true;
     n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, true);
-    j->reads = n.reading > 0;
+    b->reads = n.reading > 0;
     if (!n.loading && !n.reading) return false;
-    s->own.fetched += j->starts++ == 0;
+    s->own.fetched += b->starts++ == 0;
     mm_offload_issue(s);
     notice(s, false);
     n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, false);
@@ -162,7 +189,6 @@ uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group) {
   make_place(s);
   for (uint32_t i = 0; i < together && mm_prefix_cache_evict(s->groups.cache, group); i++)
     if (s->offload.disk && !mm_prefix_cache_has_place(s->groups.cache)) break;
-  mm_offload_issue(s);
-  notice(s, true);
+  mm_offload_settle(s);
   return mm_pages_free_in(s->pages, group) - before;
 }

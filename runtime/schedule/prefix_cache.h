@@ -30,6 +30,9 @@ void *mm_prefix_cache_put_state(mm_prefix_cache *c, uint64_t salt, const int32_t
  * group has the entry, or without a host pool, it is released, and in the second case what cannot be reached without it; with a pool it is
  * moved there, and free when that move has ended. */
 bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group);
+/* The entry with this page gives it up as an evicted one does, although slots refer to it; false where no entry has it, or one needs it:
+ * with a page behind it, or a move. */
+bool mm_prefix_cache_leave(mm_prefix_cache *c, uint32_t page);
 /* Drops every entry; moves that have not ended hold their pages until then. */
 void mm_prefix_cache_clear(mm_prefix_cache *c);
 /* Gives up every page of the group, and drops entries that are nowhere then. */
@@ -83,6 +86,11 @@ MM_MUST_USE bool mm_prefix_cache_put_places(mm_prefix_cache *c, uint64_t salt, c
 MM_MUST_USE bool mm_prefix_cache_disk(mm_prefix_cache *c, uint32_t blocks, mm_err *err);
 /* Lists copies to disk, so that places become free before they are needed. */
 void mm_prefix_cache_spill(mm_prefix_cache *c);
+/* The same until so many places are free, or all; true while fewer are and copies are under way. */
+bool mm_prefix_cache_spill_to(mm_prefix_cache *c, uint32_t places);
+/* The same for the places that a fetch into the group takes: for pages from disk or from other groups, and for those of the device that
+ * give way. True while fewer are free and copies are under way. */
+bool mm_prefix_cache_spill_for(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most);
 /* Copies to be made now, in any order: list[returned], valid until the next call. */
 uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list);
 /* One of them has ended. An entry whose copy failed is dropped. */

@@ -71,15 +71,23 @@ static bool can_leave(const node *n) {
   return !k && !n->moves && !n->copied && !n->fetching;
 }
 
-void mm_prefix_cache_spill(mm_prefix_cache *c) {
+/* Lists copies of the least recently used entries until so many places are free, or will be. */
+static void spill(mm_prefix_cache *c, uint32_t wanted) {
   disk *d = &c->disk;
-  const uint32_t wanted = c->pool.places / 4 + 1;
   node *n = c->host.oldest;
   while (d->blocks && n && c->pool.free_count + d->leaving < wanted && find_block(c)) {
     for (n = c->host.oldest; n && !can_leave(n);) n = n->links.newer;
     if (!n || !add_copy(c, n, n->place, d->free[d->free_count - 1], false)) return;
     n->block = d->free[--d->free_count];
   }
+}
+
+void mm_prefix_cache_spill(mm_prefix_cache *c) { spill(c, c->pool.places / 4 + 1); }
+
+bool mm_prefix_cache_spill_to(mm_prefix_cache *c, uint32_t places) {
+  places = (uint32_t)mm_min(places, c->pool.places);
+  spill(c, places);
+  return c->pool.free_count < places && c->disk.leaving;
 }
 
 uint32_t mm_prefix_cache_copies(mm_prefix_cache *c, const mm_disk_move **list) {

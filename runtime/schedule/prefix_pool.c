@@ -228,18 +228,41 @@ static node *oldest_idle(mm_prefix_cache *c, uint32_t group) {
   return NULL;
 }
 
+/* The node gives up its page in the group: to another group that has the entry, to a place, or with the entry. */
+static void leave_page(mm_prefix_cache *c, node *n, uint32_t group, bool place) {
+  if (n->pages > 1)
+    mm_prefix_give_up_page(c, n, group);
+  else if (!(place && move_out(c, n, group)))
+    mm_prefix_drop_tree(c, n);
+}
+
 bool mm_prefix_cache_evict(mm_prefix_cache *c, uint32_t group) {
   node *n = oldest_idle(c, group);
   bool place = false;
-  if (n && n->pages == 1 && c->pool.places) { /* first the place: an entry that goes for it may take others along */
+  if (n && n->pages == 1 && c->pool.places) { /* first the place: an entry that goes for it may take others along, all of the group's too */
+    const uint32_t before = mm_pages_free_in(c->pages, group);
     place = mm_prefix_find_place(c);
+    if (mm_pages_free_in(c->pages, group) > before) return true;
     n = oldest_idle(c, group);
   }
-  if (n && n->pages > 1)
-    mm_prefix_give_up_page(c, n, group);
-  else if (n && !(place && move_out(c, n, group)))
-    mm_prefix_drop_tree(c, n);
+  if (n) leave_page(c, n, group, place);
   return n;
+}
+
+static node *node_of(const mm_prefix_cache *c, uint32_t group, uint32_t page) {
+  node *n = c->group[group].list.oldest;
+  while (n && n->in[group].page != page) n = n->in[group].links.newer;
+  return n;
+}
+
+bool mm_prefix_cache_leave(mm_prefix_cache *c, uint32_t page) {
+  const uint32_t group = mm_pages_group_of(c->pages, page);
+  node *n = node_of(c, group, page);
+  if (!n || n->in[group].children || n->moves) return false;
+  const bool place = n->pages == 1 && c->pool.places && mm_prefix_find_place(c);
+  n = node_of(c, group, page); /* it may have gone with an entry that went for the place */
+  if (n) leave_page(c, n, group, place);
+  return true;
 }
 
 /* ---- fetching ---- */
@@ -307,4 +330,19 @@ mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint32_t group,
   for (node **p = path; p < end; p++) (*p)->fetching = false;
   for (n = h.last; n != c->root; n = n->parent) coming.loading += n->in[group].loading, coming.reading += comes_nearer(c, n, group);
   return coming;
+}
+
+bool mm_prefix_cache_spill_for(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most) {
+  const hit h = mm_prefix_find(c, group, false, salt, token, most);
+  const uint32_t spare = mm_pages_free_in(c->pages, group);
+  uint32_t pages = 0, wanted = 0;
+  if (!c->disk.blocks || h.tokens <= mm_prefix_find(c, group, true, salt, token, most).tokens) return false;
+  for (node *n = h.last; n != c->root && n->in[group].page == NONE; n = n->parent) {
+    n->fetching = true;
+    wanted += n->place == NONE;
+    pages++;
+  }
+  const bool waits = mm_prefix_cache_spill_to(c, wanted + (pages > spare ? pages - spare : 0));
+  for (node *n = h.last; n != c->root && n->in[group].page == NONE; n = n->parent) n->fetching = false;
+  return waits;
 }

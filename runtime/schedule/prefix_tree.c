@@ -224,7 +224,9 @@ uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint32_t group, uint64_t salt,
                               const void **state) {
   const hit h = mm_prefix_find(c, group, true, salt, token, most);
   uint32_t at = (uint32_t)mm_ceil_div(h.tokens, MM_PAGE);
-  for (const node *n = h.last; n != c->root; n = n->parent) page[--at] = n->in[group].page;
+  /* The state's own page, where it can be: while somebody refers to it, the state stays. */
+  for (const node *n = h.snap && is_ready(h.snap->node, group) ? h.snap->node : h.last; n != c->root; n = n->parent)
+    page[--at] = n->in[group].page;
   *state = h.snap ? h.snap->state : NULL;
   if (h.snap) use_state(c, h.snap, group);
   touch(c, h.last, group);
@@ -277,7 +279,7 @@ static node *put(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32
     node *child = nearest(n, group, false, salt, token + at, here, &alike);
     if (child && alike == child->count && (alike < here || child->in[group].page == NONE))
       extend(c, child, token + at, here, page[at / MM_PAGE]);
-    else if (!child || alike < here)
+    else if (!child || alike < here || (child->pages && child->in[group].page == NONE)) /* longer, but another group's */
       child = add_child(c, n, salt, token + at, here, page[at / MM_PAGE]);
     if (!child) {
       if (c->state_bytes && n != c->root && !n->child && !n->snapshot) mm_prefix_drop_leaf(c, n);

@@ -109,25 +109,33 @@ static bool reads_on(const mm_scheduler *s, const job *j) {
   return false;
 }
 
+/* A job in the slots from, from + each, … that reads a page or more of this one's tokens behind `had`; NULL: none. *shared, *until: as of
+ * shared_with. */
+static const job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared,
+                            uint32_t *until) {
+  for (uint32_t i = from; i < s->slots; i += each) {
+    const job *other = s->slot[i];
+    if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
+    if ((*shared = shared_with(s, j, other, until)) >= had + MM_PAGE) return other;
+  }
+  return NULL;
+}
+
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
+  uint32_t shared, until;
   if (!s->groups.cache || j->r.score) return false;
   if (reads_on(s, j)) return true;
-  uint32_t had = 0;
-  bool looked_up = false;
-  for (uint32_t i = 0; i < s->slots; i++) {
-    const job *other = s->slot[i];
-    if (!other || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
-    uint32_t until;
-    const uint32_t shared = shared_with(s, j, other, &until);
-    if (shared < MM_PAGE) continue;
-    if (!looked_up) had = mm_reuse_longest(s, j);
-    looked_up = true;
-    if (shared < had + MM_PAGE) continue;
-    j->duplicate_of = other->ticket;
-    j->duplicate_until = until;
-    return true;
-  }
-  return false;
+  const job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
+  if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
+  if (other) j->duplicate_of = other->ticket, j->duplicate_until = until;
+  return other;
+}
+
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
+  uint32_t shared = 0, until;
+  if (!s->groups.cache || j->r.score || s->offload.on) return 0;
+  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, j->count - 1);
+  return reader_of(s, j, group, s->groups.count, had, &shared, &until) ? shared : 0;
 }
 
 /* ---- leaving ---- */
@@ -138,9 +146,22 @@ uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group) {
   return s->groups.cache && mm_prefix_cache_evict(s->groups.cache, group) ? mm_pages_free_in(s->pages, group) - before : 0;
 }
 
-bool mm_reuse_empty(mm_scheduler *s, uint32_t group) {
+/* The page that the group's one job writes next; UINT32_MAX where it is to be another one. */
+static uint32_t next_page(const mm_scheduler *s, uint32_t group) {
+  uint32_t i = group;
+  while (i < s->slots && !s->slot[i]) i += s->groups.count;
+  const uint32_t at = i < s->slots ? s->slot[i]->fed / MM_PAGE : UINT32_MAX;
+  return i < s->slots && at < mm_pages_held(s->pages, i) ? mm_pages_table(s->pages)[(size_t)i * mm_pages_per_slot(s->pages) + at]
+                                                         : UINT32_MAX;
+}
+
+bool mm_reuse_make_way(mm_scheduler *s, uint32_t group) {
   if (!s->groups.cache || !mm_prefix_cache_pages(s->groups.cache, group)) return false;
-  mm_prefix_cache_clear_group(s->groups.cache, group);
+  const uint32_t page = next_page(s, group);
+  if (page != UINT32_MAX && mm_prefix_cache_leave(s->groups.cache, page))
+    mm_offload_settle(s);
+  else
+    mm_prefix_cache_clear_group(s->groups.cache, group);
   return true;
 }
 

@@ -218,7 +218,8 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
 /* Tokens that the group would have with the job, and those of the job that it would compute. */
 static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
   const bool finds = s->groups.cache && !j->r.score;
-  const uint32_t most = j->count - 1, ready = finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
+  const uint32_t most = j->count - 1, read = mm_reuse_read_in(s, j, group);
+  const uint32_t ready = read ? read : finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
   const uint32_t had =
       finds && s->offload.on ? (uint32_t)mm_max(ready, mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most)) : ready;
   return mm_schedule_tokens(s, group) + (j->count - had) + mm_ceil_div(had - ready, FETCHED);
@@ -246,6 +247,11 @@ static bool waits_for_pages(mm_scheduler *s, job *j, uint32_t group, bool push) 
   return j->duplicate = mm_offload_fetch(s, j, group);
 }
 
+/* Returns true if the job waits for a prefix of its own that another one reads in the group, which would let it in. */
+static bool waits_for_reader(mm_scheduler *s, job *j, uint32_t group) {
+  return j->duplicate = free_slot(s, group) < s->slots && mm_reuse_read_in(s, j, group) && could_fit(s, j, group);
+}
+
 /* Lets the job in: into the group with the fewest tokens where it fits, or else into the first where others give way for it. Returns false
  * with j->duplicate where it waits for pages of its prefix. */
 static bool let_in(mm_scheduler *s, job *j) {
@@ -254,7 +260,7 @@ static bool let_in(mm_scheduler *s, job *j) {
   if (s->groups.count == 1 && let_into(s, j, 0, true)) return true;
   for (int push = 0; s->groups.count > 1 && push < 2; push++)
     for (uint32_t g = next_group(s, j, s->groups.count); g < s->groups.count; g = next_group(s, j, g)) {
-      if (waits_for_pages(s, j, g, push)) return false;
+      if (waits_for_reader(s, j, g) || waits_for_pages(s, j, g, push)) return false;
       if (let_into(s, j, g, push)) return true;
     }
   s->refused = j->ticket;

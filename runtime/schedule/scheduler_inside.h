@@ -26,6 +26,15 @@ typedef struct job_lookup {
   uint32_t copied, copied_at; /* place of its own tokens that goes on as the last ones do, when it had so many; 0: none */
 } job_lookup;
 
+/* The fetch of its cached prefix from host memory and disk. */
+typedef struct job_return {
+  uint32_t turn, group; /* 1 + the turn that it is for, and the group */
+  uint32_t starts;      /* how often in that turn; again where the last time read from disk */
+  bool reads;           /* it did, or there was none */
+  uint32_t spills;      /* 1 + the starts before which others went to disk for it, */
+  double until;         /* which is waited for until then */
+} job_return;
+
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
 typedef struct job {
   struct job *next, *previous; /* among the living; under the lock */
@@ -45,12 +54,9 @@ typedef struct job {
   bool duplicate;     /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
-  uint32_t starts;          /* how often in that turn; again where the last time read from disk */
-  bool reads;               /* it did, or there was none */
-  uint32_t fetched;         /* 1 + the turn for which its cached prefix was fetched from host memory, */
-  uint32_t fetched_into;    /* and the group */
-  uint32_t cached;          /* tokens of the prompt that the prefix cache had, at its first turn */
-  mm_fetch *fetch;          /* from another server, under way */
+  job_return back;
+  uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */
+  mm_fetch *fetch; /* from another server, under way */
   fetch_state fetch_state;
   uint32_t had;    /* tokens that the cache had before that */
   uint32_t drafts; /* of them, proposed ones behind the last */
@@ -141,6 +147,7 @@ typedef struct offload_state {
   bool on;             /* the prefix cache has a pool there */
   bool moves_failed;   /* some copies between both have: what it has is to be dropped */
   mm_disk_store *disk; /* NULL: pages that leave it are lost */
+  bool waits;          /* a job waits for room in the pool, for which entries go to disk */
   double reported;     /* when a failure of the disk was */
   mm_sender *sender;   /* or NULL, as receiver: its places are read and written by connections (transfer.h) */
   mm_receiver *receiver;
@@ -237,12 +244,16 @@ void mm_reuse_boundaries(mm_scheduler *s);
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
+/* Tokens of its prompt that a job of the group reads just now, a page and more beyond those that the group's pages have; 0: none, or they
+ * come by way of host memory. */
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
 /* Frees pages of the group that the cache alone refers to; how many. Waits for their copies if they go to host memory. */
 uint32_t mm_reuse_evict(mm_scheduler *s, uint32_t group);
-/* Nothing of a group's pages is kept; false if nothing was. */
-bool mm_reuse_empty(mm_scheduler *s, uint32_t group);
+/* For the one job of a group, of which the cache can free no page: gives up the page that it would have to copy before it writes there;
+ * where that is not what it lacks, all pages of the group. False if the cache has none. */
+bool mm_reuse_make_way(mm_scheduler *s, uint32_t group);
 /* Nothing is kept: of what slots held, after a failure nobody knows what is good. */
 void mm_reuse_clear(mm_scheduler *s);
 
@@ -263,6 +274,10 @@ void mm_offload_ahead(mm_scheduler *s);
 uint32_t mm_offload_evict(mm_scheduler *s, uint32_t group);
 /* Gives the engine and the disk what the cache has listed. */
 void mm_offload_issue(mm_scheduler *s);
+/* The same, and waits for the engine's copies. */
+void mm_offload_settle(mm_scheduler *s);
+/* For a job that has had no slot and takes so many places: others go to disk for it. True while it is to wait for those copies. */
+bool mm_offload_spills(mm_scheduler *s, job *j, uint32_t places);
 
 /* ---- transfer_send.c, for other servers: nothing of it does anything without one that listens ---- */
 MM_MUST_USE bool mm_send_open(mm_scheduler *s, mm_err *err);

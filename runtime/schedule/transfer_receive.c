@@ -119,6 +119,7 @@ bool mm_receive_waits(mm_scheduler *s, job *j) {
     return fall_back(r, j, &err), false;
   }
   if (r->full) return true;
+  if ((r->full = mm_offload_spills(s, j, (uint32_t)wanted))) return true;
   mm_fetch *f = new_fetch(r, j, had, &err);
   r->full = !f && (r->held || mm_prefix_cache_moving(s->groups.cache) || mm_offload_copying(s)) && err.status == MM_OK;
   if (r->full) return true; /* for places of other fetches */

@@ -215,7 +215,8 @@ def faults():
     for bad in ("https://x", "127.0.0.1:8000", "http://", "http://:80", "http://x:", "http://x:999999", "http://127.0.0.1:99999", "http://127.0.0.1:0", "http://x/v1", "http://[::1"):
         assert "expected http://HOST:PORT" in bench(bad, status=2).stderr, bad
     for args in (("--goodput", "ttft"), ("--goodput", "ttft:-1"), ("--goodput", "x:1"), ("--range-ratio", "1"), ("--request-rate", "-1"), ("--timeout", "0")):
-        assert "E_USAGE" in bench("http://127.0.0.1:1", *args, status=2).stderr, args
+        said = bench("http://127.0.0.1:1", *args, status=2).stderr
+        assert f"E_USAGE: {args[0]}: found " in said, (args, said)
 
 
 def once(server, reply):

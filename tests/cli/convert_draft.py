@@ -294,6 +294,11 @@ def renamed(out):
         refused("E_DRAFT", status, "serve", out, "--drafts", "7", "--port", "0", *DEVICE)
     with Server(out, "--max-model-len", "256", "-t", "1", *DEVICE) as s:
         assert "draft is left out: E_DRAFT" in open(s.log).read()
+    os.remove(path)  # which the manifest lists
+    refused("E_FS_MISSING", 6, "serve", out, "--drafts", "7", "--port", "0", *DEVICE)
+    os.mkdir(path)
+    refused("E_FS_TYPE", 6, "serve", out, "--drafts", "7", "--port", "0", *DEVICE)
+    os.rmdir(path)
     with open(path, "wb") as f:
         f.write(good)
 

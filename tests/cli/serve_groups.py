@@ -3,6 +3,7 @@
 are found in the group that has them; runs that need one group are refused by name before weights are read. DEVICE=cuda DEVICES=0,1: the same on
 GPUs, where replies are those of the same crowd before, with --batch-invariant, and not those of another cut."""
 import concurrent.futures
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,24 @@ def crowd(packed, *options):
         return said[0], seen, open(s.log).read()
 
 
+def shared(packed, *options):
+    """Eight replies to a prompt of 400 ids, and eight prompts that begin so: each group computes it once, and other requests of the group wait for that."""
+    top = json.load(open(packed + "/config.json", encoding="utf-8"))["num_experts_per_tok"]
+    with Server(packed, "-t", "1", "--max-model-len", "512", "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--kv-cache-tokens", "16384", "--drafts", "0", *DEVICE, *options) as s, \
+            concurrent.futures.ThreadPoolExecutor(8) as pool:
+        def rows():
+            time.sleep(0.2)  # the server counts once a second while it runs, and when nothing does
+            return max(sum(layer) for layer in json.loads(s.get("/expert_load"))["load"]) / top
+
+        first = [5 + t * t % 300 for t in range(400)]
+        before = rows()
+        s.post("/v1/completions", {"prompt": first, "n": 8, "max_tokens": 4, "ignore_eos": True})
+        several = rows()
+        list(pool.map(lambda i: s.post("/v1/completions", {"prompt": [6] + first[1:] + [i], "max_tokens": 4, "ignore_eos": True}), range(8)))
+        alike = rows()
+        assert several - before <= 2 * 399 + 8 * 4 and alike - several <= 2 * 400 + 8 * 4, (packed, before, several, alike)
+
+
 def refused(says, *words):
     done = subprocess.run([f"{BIN}/{words[0]}", *words[1:]], capture_output=True, text=True)
     assert done.returncode == 4 and "E_PARALLEL" in done.stderr and says in done.stderr and "--attn-tp" in done.stderr, (words, done.returncode, done.stderr)
@@ -61,6 +80,7 @@ for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), 
     spread, seen, log = crowd(groups, "--max-num-seqs", "4", "--kv-cache-tokens", "1024", *devices(int(shape[1])))
     assert (spread == alone or DEVICE) and none == [0, 0] and min(seen) > 0 and "2 groups of ranks" in log, (seen, log)
     assert "equal part of the KV cache; unrounded rows between them" in log, log
+    shared(groups, *devices(int(shape[1])))
     # A sequence lies in one group: its part of the cache has to hold --max-model-len.
     short = subprocess.run([f"{BIN}/minimax-serve", groups, "--port", "0", "--kv-cache-tokens", "192", "--max-model-len", "160", "--check"], capture_output=True, text=True)
     assert short.returncode == 2 and "found 192 (128 for each of 2 groups), fewer than one sequence of --max-model-len 160" in short.stderr, (short.returncode, short.stderr)

@@ -249,6 +249,7 @@ static void move_pages(fixture *w, bool now, uint32_t fail) {
 static bool fetch(fixture *w, const text *t, uint32_t most, bool now, uint32_t fail) {
   mm_prefix_cache_coming n;
   for (uint32_t i = 0; i < 20; i++) {
+    if (below(2) && mm_prefix_cache_spill_for(w->cache, t->group, t->salt, t->token, most)) copy_blocks(w, below(2), fail);
     n = mm_prefix_cache_fetch(w->cache, t->group, t->salt, t->token, most, true);
     move_pages(w, now, fail);
     if (!now || !(n.loading || n.reading)) return now;
@@ -343,6 +344,41 @@ TEST(test_order) {
     mm_pages_release(w->pages, page[1]);
     close_group(w);
   }
+}
+
+/* An entry that goes for its place takes the page above it along, the group's last: that page is given up, as the caller wants. */
+TEST(test_last_page) {
+  fixture *w = open_group(8, FEW);
+  mm_err err = {0};
+  const text t = letters(0, 1, 70);
+  assert_true(mm_prefix_cache_offload(w->cache, 1, &err) && put(w, &t, true));
+  for (uint32_t pages = 2; pages; pages--) {
+    assert_int_equal(mm_prefix_cache_pages(w->cache, 0), pages);
+    assert_true(mm_prefix_cache_evict(w->cache, 0));
+    move_pages(w, true, 0);
+  }
+  assert_int_equal(mm_pages_free(w->pages), mm_pages_count(w->pages));
+  assert_false(mm_prefix_cache_evict(w->cache, 0));
+  close_group(w);
+}
+
+/* A state that was found stays while somebody refers to the page that was found with it, though other entries have its tokens too. */
+TEST(test_state_page) {
+  fixture *w = open_group(8, FEW);
+  uint32_t page;
+  const void *saved;
+  for (int32_t other = 1; other <= 3; other++) {
+    text t = letters(0, 1, 20 + (other > 1) * 10);
+    for (uint32_t i = 20; i < t.count; i++) t.token[i] = other;
+    assert_true(put(w, &t, true));
+  }
+  const text t = letters(0, 1, 20);
+  assert_int_equal(mm_prefix_cache_find(w->cache, 0, 0, t.token, 20, &page, &saved), 20);
+  mm_pages_hold(w->pages, page);
+  while (mm_prefix_cache_evict(w->cache, 0)) {}
+  assert_int_equal(find(w, &t, 20, true, false), 20);
+  mm_pages_release(w->pages, page);
+  close_group(w);
 }
 
 /* A snapshot that no budget holds is not taken, and nothing is kept for it. */
