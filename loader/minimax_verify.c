@@ -246,6 +246,7 @@ static bool plan_unsharded(mm_plan *plan, mm_hf *hf, mm_plan_options *o, const m
   po.layout = &mm_layout_packed, po.target_format = NULL;
   o->packed = &packed;
   const bool other = !hf->manifest && mm_plan_build(&packed, hf, &po, &reason) && mm_plan_build(&from, hf, o, &reason);
+  o->packed = NULL;
   const bool lacks = strcmp(own.code, "E_ACT_SCALES") == 0; /* what the checkpoint itself must have */
   bool ok = planned || other || (lacks ? mm_fail_damaged(err, &own) : mm_fail_as(err, &own)), from_packed = !planned && other;
   if (planned && other) ok = mm_exact_from_packed(plan, &from, made, &from_packed, err);

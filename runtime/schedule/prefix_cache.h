@@ -15,9 +15,11 @@ mm_prefix_cache *mm_prefix_cache_open(mm_pages *pages, uint64_t state_bytes, uin
 void mm_prefix_cache_close(mm_prefix_cache *c); /* accepts NULL; releases its pages */
 
 /* How many of token[most] are on the group's device under this salt, from the first on, 0 for none: in page[ceil(n / MM_PAGE)], with the
- * states after the last of them in *state (NULL without lightning layers). Both are valid until the next call. */
+ * states after the last of them in *state (NULL without lightning layers). Both are valid until the next call that changes the cache. */
 uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most, uint32_t *page,
                               const void **state);
+/* Whether states that were found are still there: what makes place for a request may drop the entry that they belong to. */
+bool mm_prefix_cache_has_state(const mm_prefix_cache *c, const void *state);
 /* The same number, without a use of them. */
 uint32_t mm_prefix_cache_ready(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most);
 /* token[count] lie in page[ceil(count / MM_PAGE)] of one group, which somebody refers to; what the cache does not have of that group yet it

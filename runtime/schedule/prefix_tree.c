@@ -233,6 +233,12 @@ uint32_t mm_prefix_cache_find(mm_prefix_cache *c, uint32_t group, uint64_t salt,
   return h.tokens;
 }
 
+bool mm_prefix_cache_has_state(const mm_prefix_cache *c, const void *state) {
+  for (size_t i = 0; i < c->snapshots; i++)
+    if (c->snapshot[i]->state == state) return true;
+  return false;
+}
+
 uint32_t mm_prefix_cache_ready(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most) {
   return mm_prefix_find(c, group, true, salt, token, most).tokens;
 }

@@ -45,6 +45,10 @@ void mm_reuse_release(mm_scheduler *s, const reuse *hit) {
   for (uint32_t i = 0; i < hit->tokens; i += MM_PAGE) mm_pages_release(s->pages, s->page[i / MM_PAGE]);
 }
 
+bool mm_reuse_stands(const mm_scheduler *s, const reuse *hit) {
+  return !hit->state || mm_prefix_cache_has_state(s->groups.cache, hit->state);
+}
+
 bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
   j->fed = hit->tokens;
   return !j->fed || mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, j->fed, hit->state, err);

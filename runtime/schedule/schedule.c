@@ -204,11 +204,11 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
   bool admit = could_fit(s, j, group) && (free_slot(s, group) < s->slots || (push && push_out(s, j, group)));
   while (admit) {
     reuse hit = mm_reuse_find(s, j, group);
-    const bool in = fits(s, j, &hit, group);
+    const bool fitted = fits(s, j, &hit, group), in = fitted && mm_reuse_stands(s, &hit);
     if (in) enter(s, j, &hit, group);
     mm_reuse_release(s, &hit);
     if (in) return true;
-    admit = push && push_out(s, j, group);
+    admit = fitted || (push && push_out(s, j, group)); /* room that took the states it was made for: with those that are left */
   }
   return false;
 }

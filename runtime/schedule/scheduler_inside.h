@@ -234,6 +234,8 @@ typedef struct reuse {
 } reuse;
 reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group);
 void mm_reuse_release(mm_scheduler *s, const reuse *hit);
+/* Whether the states that were found are still kept: making room may have dropped them, though not the pages. */
+bool mm_reuse_stands(const mm_scheduler *s, const reuse *hit);
 /* The job's slot, which holds nothing, holds that. */
 MM_MUST_USE bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err);
 /* Puts the job's tokens that the slot holds into the cache. */

@@ -377,7 +377,10 @@ TEST(test_state_page) {
   mm_pages_hold(w->pages, page);
   while (mm_prefix_cache_evict(w->cache, 0)) {}
   assert_int_equal(find(w, &t, 20, true, false), 20);
+  assert_true(mm_prefix_cache_has_state(w->cache, saved));
   mm_pages_release(w->pages, page);
+  while (mm_prefix_cache_evict(w->cache, 0)) {}
+  assert_false(mm_prefix_cache_has_state(w->cache, saved));
   close_group(w);
 }
 
