@@ -34,6 +34,8 @@ static struct fake {
     pthread_t owner;
     uint32_t sums, captured; /* sums launched since the ranks were last reset */
     bool ranks;              /* some were, ever */
+    bool launched, ran;      /* a kernel; to its end */
+    int device;
     volatile uint32_t *word; /* of the ranks that wait for each other, of a stage: what they share; 0: all is well */
   } stream[STREAMS];
   struct CUgraphExec_st {
@@ -251,7 +253,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
   pthread_mutex_lock(&fake.lock);
   uint32_t i = 0;
   while (fake.stream[i].open) i++;
-  fake.stream[i] = (struct CUstream_st){.open = true, .owner = pthread_self()};
+  fake.stream[i] = (struct CUstream_st){.open = true, .owner = pthread_self(), .device = fake_device};
   *s = &fake.stream[i];
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
@@ -284,6 +286,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     pthread_cond_timedwait(&fake.changed, &fake.lock, &until_tick);
   }
   if (waits && !fake_failed(s)) fake.on_wait(true);
+  if (s) s->ran = s->launched;
   if (s && fake_failed(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
@@ -304,14 +307,24 @@ static const char *fake_name(const void *host) {
     if (fake.kernel[i].host == host) return fake.kernel[i].name;
   return "";
 }
+/* Under the lock, of kernels that wait for other ranks'. */
+static void fake_first(cudaStream_t s) {
+  for (uint32_t i = 0; i < STREAMS; i++) {
+    const struct CUstream_st *other = &fake.stream[i];
+    if (other != s && other->open && other->ranks && other->device == s->device && !s->ran)
+      fake_wrong("a stream's first kernel", "on a device where another rank's may wait");
+  }
+}
 /* args: begin with a peer_view where the kernel waits itself. */
 static void fake_launch(const void *host, void **args, cudaStream_t s) {
   static const char *const waits[] = {"reduce_", "meet_ranks", "share_rows", "add_parts",
                                       "lay_parts"}; /* the last two for NCCL's, before them */
   size_t i = 0;
   while (i < sizeof waits / sizeof *waits && !strstr(fake_name(host), waits[i])) i++;
+  if (s && !s->captures) s->launched = true;
   if (i == sizeof waits / sizeof *waits) return;
   pthread_mutex_lock(&fake.lock);
+  if (!s->captures) fake_first(s);
   s->word = i < 3 ? *(volatile uint32_t **)((char *)args[0] + SHARED_AT) : fake.control;
   if (s->captures) {
     s->captured++;
@@ -348,6 +361,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned 
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s) { return (void)exec, (void)s, cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
   pthread_mutex_lock(&fake.lock);
+  if (exec->sums) fake_first(s);
+  s->launched = true;
   s->sums += exec->sums, s->ranks |= exec->sums > 0;
   pthread_cond_broadcast(&fake.changed);
   pthread_mutex_unlock(&fake.lock);

@@ -110,6 +110,7 @@ bool on_ranks(uint32_t ranks, double limit_s, const std::function<void(member *)
       CUDA_OK(cudaMalloc(&x->source, most));
       CUDA_OK(cudaMallocHost(&x->host, most));
       must((x->peers = mm_cu_peers_open(x->comm, r, ranks, false, 8192 * 6144 * 2, limit_s, &e)) != nullptr, e);
+      must(mm_cu_peers_settle(x->peers, x->s, &e), e);
       f(x);
       CUDA_OK(cudaStreamSynchronize(x->s));
       x->together();

@@ -124,6 +124,8 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
   peer_end(c, epoch);
 }
 
+__global__ void run_nothing() {}
+
 }  // namespace
 
 /* ---- the host's side ---- */
@@ -296,7 +298,8 @@ bool load_kernels(mm_err *err) {
                                  mm_cu_group_kernel(3),
                                  mm_cu_group_kernel(4),
                                  mm_cu_group_kernel(5),
-                                 mm_cu_codes_kernel()};
+                                 mm_cu_codes_kernel(),
+                                 reinterpret_cast<const void *>(run_nothing)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -464,7 +467,7 @@ bool mm_cu_peers_barrier(mm_cu_peers *p, bool mine, bool *all, mm_err *err) {
 
 bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   if (p->c.distinct_devices) return true;
-  const bool done = check(cudaStreamSynchronize(s), "step", err);
+  const bool done = check(launch(run_nothing, 1, 32, 0, s), "settle", err) && check(cudaStreamSynchronize(s), "step", err);
   bool all;
   return mm_cu_peers_barrier(p, done, &all, err) && all;
 }

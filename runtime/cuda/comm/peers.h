@@ -74,9 +74,10 @@ MM_MUST_USE bool mm_cu_peers_reset(mm_cu_peers *p, mm_err *err);
 /* Barrier of all ranks, around work that needs an idle device or blocks others. *all: whether every rank passed `mine` true. False when a
  * rank does not arrive: with E_RANK, as above, where this rank timed out waiting for it, else the timed-out rank reports it. */
 MM_MUST_USE bool mm_cu_peers_barrier(mm_cu_peers *p, bool mine, bool *all, mm_err *err);
-/* Where ranks share a device: returns once the stream is done and all ranks are here. Ranks with devices of their own do not wait. Copies
- * of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all copies to the device are done
- * before any rank's kernels are launched, and all kernels before any copy back. */
+/* Where ranks share a device: returns once the stream, which has run a kernel by then, is done and all ranks are here. Ranks with devices
+ * of their own do not wait. Copies of one rank may be queued behind another's, which waits for kernels that wait for the first rank: so all
+ * copies to the device are done before any rank's kernels are launched, and all kernels before any copy back. And a new stream's first
+ * kernel may not begin while others wait on the device (RESULTS.md, tests on devices), so it is one that nobody waits for. */
 MM_MUST_USE bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err);
 /* Between the kernels of a step and what follows them: returns once all ranks have launched theirs, so that a device that waits to be idle
  * becomes idle; settled as above where ranks share one. */
