@@ -197,8 +197,8 @@ bool record_graph(mm_backend *b) {
 /* A step that cannot be captured is launched like any other, and so are all after it; no slot loses its state. */
 void finish_capture(mm_backend *b) {
   bool recorded = record_graph(b);
-  if (b->peers && !mm_cu_peers_barrier(b->peers, recorded, &recorded, &b->err))
-    return; /* all ranks replay or none; and no rank's kernels wait for a rank that instantiates a graph */
+  if (b->peers && (!mm_cu_peers_settle(b->peers, b->stream, &b->err) || !mm_cu_peers_barrier(b->peers, recorded, &recorded, &b->err)))
+    return; /* all ranks replay or none; and no rank's kernels wait for a rank that instantiates a graph, or whose graph is on its way */
   if (recorded) {
     b->capture.mode = REPLAY;
     return;

@@ -35,6 +35,7 @@ static struct fake {
     uint32_t sums, captured; /* sums launched since the ranks were last reset */
     bool ranks;              /* some were, ever */
     bool launched, ran;      /* a kernel; to its end */
+    bool uploads;            /* a graph */
     int device;
     volatile uint32_t *word; /* of the ranks that wait for each other, of a stage: what they share; 0: all is well */
   } stream[STREAMS];
@@ -286,7 +287,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     pthread_cond_timedwait(&fake.changed, &fake.lock, &until_tick);
   }
   if (waits && !fake_failed(s)) fake.on_wait(true);
-  if (s) s->ran = s->launched;
+  if (s) s->ran = s->launched, s->uploads = false;
   if (s && fake_failed(s)) s->sums = 0; /* its kernels have given up, also once the word is no more */
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
@@ -311,8 +312,9 @@ static const char *fake_name(const void *host) {
 static void fake_first(cudaStream_t s) {
   for (uint32_t i = 0; i < STREAMS; i++) {
     const struct CUstream_st *other = &fake.stream[i];
-    if (other != s && other->open && other->ranks && other->device == s->device && !s->ran)
-      fake_wrong("a stream's first kernel", "on a device where another rank's may wait");
+    if (other == s || !other->open || !other->ranks || other->device != s->device) continue;
+    if (!s->ran) fake_wrong("a stream's first kernel", "on a device where another rank's may wait");
+    if (s->uploads) fake_wrong("a graph's upload", "on a device where another rank's kernels may wait");
   }
 }
 /* args: begin with a peer_view where the kernel waits itself. */
@@ -358,7 +360,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned 
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;
 }
-cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s) { return (void)exec, (void)s, cudaSuccess; }
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s) { return (void)exec, s->uploads = true, cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
   pthread_mutex_lock(&fake.lock);
   if (exec->sums) fake_first(s);

@@ -39,13 +39,14 @@ static float *logits;
 static const mm_ops *backend = &mm_ops_cuda;
 static mm_ops ops;
 
+static uint32_t placed_on[] = {0, 1, 0, 1}; /* device of each rank */
+
 static mm_engine *open_engine(const mm_shards *shards) {
   mm_err err = {0};
   ops = *backend, ops.open = open_rank, ops.begin = failing_begin, second = NULL;
   fake.wrong[0] = 0, fake.ranks = shards->pack.tp, fake.graphs = 0;
-  static const uint32_t device[] = {0, 1, 0, 1};
   const mm_engine_config c = {
-      .ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .options.act_quant = true, .device = device};
+      .ops = &ops, .limits = {ROWS, SLOTS, POSITIONS, 7}, .options.threads = 1, .options.act_quant = true, .device = placed_on};
   mm_engine *e = mm_engine_open(shards, &c, &err);
   if (!e) report("open", false, err.text);
   return e;
@@ -574,6 +575,7 @@ int main(int argc, char **argv) {
   check_doubts(&two), check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks"), check_steps(&both, "steps of two stages of two ranks");
   check_steps(&staged, "steps of two stages");
+  placed_on[1] = 0, check_steps(&two, "steps of two ranks on one device"), placed_on[1] = 1;
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true), check_failing(&staged, i, i % 2);
   for (int i = 0; i < 12; i++) check_failing(&both, i % 4, i % 3 == 2);
   sigset_t set;
