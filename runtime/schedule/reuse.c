@@ -54,21 +54,29 @@ bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
   return !j->fed || mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, j->fed, hit->state, err);
 }
 
+static const uint32_t *pages_of_slot(const mm_scheduler *s, const job *j) {
+  return mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
+}
+
 /* The states after the slot's last token, which is the job's token[fed - 1]. */
-static void keep_state(mm_scheduler *s, const job *j, const uint32_t *page) {
+static void keep_state(mm_scheduler *s, const job *j) {
   mm_err err = {0};
-  void *state = mm_prefix_cache_put_state(s->groups.cache, j->r.salt, j->token, j->fed, page);
+  void *state = mm_prefix_cache_put_state(s->groups.cache, j->r.salt, j->token, j->fed, pages_of_slot(s, j));
   if (state && !mm_engine_save(s->engine, (uint32_t)j->slot, state, &err)) mm_reuse_clear(s);
 }
 
+/* The first `count` of them, of a model without lightning layers. */
+static void keep_tokens(mm_scheduler *s, const job *j, uint32_t count) {
+  if (mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed) return; /* the engine has lost what slots held */
+  mm_prefix_cache_put(s->groups.cache, j->r.salt, j->token, count, pages_of_slot(s, j));
+}
+
 void mm_reuse_keep(mm_scheduler *s, const job *j) {
-  if (!s->groups.cache || !j->fed || mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed)
-    return; /* less: the engine has lost what slots held */
-  const uint32_t *page = mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
+  if (!s->groups.cache || !j->fed) return;
   if (!s->lightning)
-    mm_prefix_cache_put(s->groups.cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
-  else if (j->fed <= j->count)
-    keep_state(s, j, page);
+    keep_tokens(s, j, (uint32_t)mm_min(j->fed, j->count));
+  else if (j->fed <= j->count && mm_engine_held(s->engine, (uint32_t)j->slot) >= j->fed)
+    keep_state(s, j);
 }
 
 /* ---- boundaries ---- */
@@ -89,9 +97,11 @@ uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
 void mm_reuse_boundaries(mm_scheduler *s) {
   for (uint32_t i = 0; s->groups.cache && i < s->slots; i++) {
     const job *j = s->slot[i];
-    if (!j || !j->take || j->fed > j->r.prompt_count) continue;
-    const bool whole = !s->lightning && j->fed == j->r.prompt_count;
-    if (whole || (s->lightning && next_boundary(j, j->fed - 1) == j->fed)) mm_reuse_keep(s, j);
+    const uint32_t prompt = j ? j->r.prompt_count : 0;
+    if (!j || !j->take) continue;
+    if (s->lightning && j->fed <= prompt && next_boundary(j, j->fed - 1) == j->fed) mm_reuse_keep(s, j);
+    /* One that gave way reads on behind its prompt, in the same chunk. */
+    if (!s->lightning && j->fed >= prompt && j->fed - j->take < prompt) keep_tokens(s, j, prompt);
   }
 }
 
