@@ -52,14 +52,14 @@ void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number);
 void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest);
 bool mm_prefix_cache_moving(const mm_prefix_cache *c);                      /* some move has not ended */
 uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c, uint32_t group); /* pages of the group on their way out */
-/* Pages that are on their way: to the device; and nearer, after which a fetch begins again: from disk to the pool, or from another group.
- */
+/* Pages of a prefix, of which those that are on the device, or on their way there, and those that are on their way: to the device; and
+ * nearer, after which a fetch begins again: from disk to the pool, or from another group. All 0 where the device has the prefix. */
 typedef struct mm_prefix_cache_coming {
-  uint32_t loading, reading;
+  uint32_t pages, there, loading, reading;
 } mm_prefix_cache_coming;
-/* Of the pages of token[most]; all 0: the group's device has what it will have. `start`: first lists what brings those in the pool, and
- * through places of it those of other groups, to the device, as far as there are pages, for which others are moved out, and those on disk
- * to the pool, as far as there are places. */
+/* Of the pages of token[most] that are anywhere. `start`: first lists what brings those in the pool, and through places of it those of
+ * other groups, to the device, as far as there are pages, for which others are moved out, and those on disk to the pool, as far as there
+ * are places. */
 mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most,
                                              bool start);
 

@@ -28,11 +28,11 @@ typedef struct job_lookup {
 
 /* The fetch of its cached prefix from host memory and disk. */
 typedef struct job_return {
-  uint32_t turn, group; /* 1 + the turn that it is for, and the group */
-  uint32_t starts;      /* how often in that turn; again where the last time read from disk */
-  bool reads;           /* it did, or there was none */
-  uint32_t spills;      /* 1 + the starts before which others went to disk for it, */
-  double until;         /* which is waited for until then */
+  uint32_t turn;   /* 1 + the turn that it is for */
+  uint32_t starts; /* how often in that turn */
+  bool any;        /* some page was fetched in it */
+  uint32_t spills; /* 1 + the starts before which others went to disk for it, */
+  double until;    /* which is waited for until then */
 } job_return;
 
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */

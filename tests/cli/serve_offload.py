@@ -136,6 +136,25 @@ def on_disk(packed, tokens):
         assert "E_DIGEST" in open(s.log).read()
 
 
+def taken(model):
+    """Two prompts in two groups, each with pages for one of them: what comes back for a request and is taken by one that had the slot first comes again."""
+    top = json.load(open(GROUPS[model] + "/config.json", encoding="utf-8"))["num_experts_per_tok"]
+    prompts = [text(5, 174), text(6, 186)]
+    with Server(GROUPS[model], "--kv-cache-tokens", "640", "--max-model-len", "300", "--max-num-seqs", "2", "--max-num-batched-tokens", "200", "-t", "1", "--kv-offload", "64M",
+                "--drafts", "0", *devices(model)) as s, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        def rows():
+            time.sleep(0.2)  # the server counts once a second while it runs, and when nothing does
+            return max(sum(layer) for layer in json.loads(s.get("/expert_load"))["load"]) / top
+
+        for p in prompts:
+            complete(s, p)
+        before = rows()
+        for _ in range(4):
+            for found in [pool.submit(complete, s, prompts[i % 2], n=n, max_tokens=m, ignore_eos=True) for i, (n, m) in enumerate(((5, 5), (5, 5), (2, 40), (1, 5), (1, 5)))]:
+                found.result()
+        assert rows() - before <= 4 * (60 + 80) + 20, (model, rows() - before)
+
+
 def idle():
     """Pages that were on their way to host memory when the last request ended are free soon after, without another request."""
     with Server(PACKED["tiny-m2"], "--kv-cache-tokens", "1024", "--max-model-len", "300", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M") as s:
@@ -171,6 +190,7 @@ def flip(f, size):
 
 for name in PACKED:
     across(name)
+    taken(name)
     if not DEVICE:
         evicted(name)
         alone(name)
