@@ -129,7 +129,7 @@ enum { STARTS = 64 };
 static bool spills_first(mm_scheduler *s, job *j, uint32_t group) {
   if (!s->offload.disk) return false;
   if (j->back.spills != j->back.starts + 1) j->back.spills = j->back.starts + 1, j->back.until = mm_now() + SPILL_S;
-  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_for(s->groups.cache, group, j->r.salt, j->token, j->count - 1)) return false;
+  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_for(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j))) return false;
   issue_copies(s);
   return s->offload.waits = true;
 }
@@ -143,12 +143,12 @@ bool mm_offload_spills(mm_scheduler *s, job *j, uint32_t places) {
 }
 
 static mm_prefix_cache_coming fetch(const mm_scheduler *s, const job *j, uint32_t group, bool start) {
-  return mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, start);
+  return mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j), start);
 }
 
 bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group) {
   job_return *b = &j->back;
-  if (!s->offload.on || j->r.score || s->offload.moves_failed) return false;
+  if (!s->offload.on || s->offload.moves_failed) return false;
   if (b->turn != j->turn + 1) *b = (job_return){.turn = j->turn + 1};
   for (;;) {
     mm_prefix_cache_coming n = fetch(s, j, group, false);

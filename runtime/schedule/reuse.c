@@ -27,9 +27,8 @@ void mm_reuse_close(mm_scheduler *s) {
 
 reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
   reuse hit = {0};
-  if (!s->groups.cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
-  /* The last token is always computed: the next one is sampled from its logits. */
-  hit.tokens = mm_prefix_cache_find(s->groups.cache, group, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
+  if (!s->groups.cache) return hit;
+  hit.tokens = mm_prefix_cache_find(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j), s->page, &hit.state);
   for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
   return hit;
 }
@@ -37,7 +36,7 @@ reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j) {
   uint32_t most = 0;
   for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++)
-    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, j->count - 1));
+    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, mm_reuse_most(j)));
   return most;
 }
 
@@ -107,7 +106,7 @@ void mm_reuse_boundaries(mm_scheduler *s) {
 
 /* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere. */
 static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *other, uint32_t *until) {
-  const uint32_t most = (uint32_t)mm_min(j->count - 1, other->r.prompt_count);
+  const uint32_t most = (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count);
   uint32_t alike = 0;
   while (alike < most && j->token[alike] == other->token[alike]) alike++;
   *until = other->r.prompt_count;
@@ -137,7 +136,7 @@ static const job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, 
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   uint32_t shared, until;
-  if (!s->groups.cache || j->r.score) return false;
+  if (!s->groups.cache) return false;
   if (reads_on(s, j)) return true;
   const job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
   if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
@@ -147,8 +146,8 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
 
 uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
   uint32_t shared = 0, until;
-  if (!s->groups.cache || j->r.score || s->offload.on) return 0;
-  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, j->count - 1);
+  if (!s->groups.cache || s->offload.on) return 0;
+  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
   return reader_of(s, j, group, s->groups.count, had, &shared, &until) ? shared : 0;
 }
 

@@ -217,8 +217,8 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
 
 /* Tokens that the group would have with the job, and those of the job that it would compute. */
 static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
-  const bool finds = s->groups.cache && !j->r.score;
-  const uint32_t most = j->count - 1, read = mm_reuse_read_in(s, j, group);
+  const bool finds = s->groups.cache;
+  const uint32_t most = mm_reuse_most(j), read = mm_reuse_read_in(s, j, group);
   const uint32_t ready = read ? read : finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
   const uint32_t had =
       finds && s->offload.on ? (uint32_t)mm_max(ready, mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most)) : ready;

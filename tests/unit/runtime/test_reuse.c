@@ -228,6 +228,30 @@ TEST(test_twins_go_on) {
   }
 }
 
+static uint32_t scores;
+static void count_score(void *user, const mm_logprob *logprobs) {
+  (void)user, (void)logprobs;
+  scores++;
+}
+
+/* A prompt whose tokens' logprobs are wanted is read without the cache, but once. */
+TEST(test_scores_go_on) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    open_counted(&w, k, 1, 21);
+    client c = start(0, 370);
+    c.r.max_tokens = 20;
+    client_ready(&w, &c);
+    c.r.score = count_score;
+    scores = 0;
+    give_way(&c, 1);
+    assert_int_equal(c.cached, 0);
+    assert_int_equal(scores, 369);
+    assert_in_range(rows_read, 370 + 2 * 390, 370 + 2 * 390 + 40);
+    serving_close(&w, true);
+  }
+}
+
 /* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool (*token_as_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
 static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
