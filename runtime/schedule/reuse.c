@@ -95,12 +95,17 @@ uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
 
 void mm_reuse_boundaries(mm_scheduler *s) {
   for (uint32_t i = 0; s->groups.cache && i < s->slots; i++) {
-    const job *j = s->slot[i];
+    job *j = s->slot[i];
     const uint32_t prompt = j ? j->r.prompt_count : 0;
     if (!j || !j->take) continue;
     if (s->lightning && j->fed <= prompt && next_boundary(j, j->fed - 1) == j->fed) mm_reuse_keep(s, j);
-    /* One that gave way reads on behind its prompt, in the same chunk. */
-    if (!s->lightning && j->fed >= prompt && j->fed - j->take < prompt) keep_tokens(s, j, prompt);
+    if (s->lightning || j->fed - j->take >= prompt) continue;
+    /* One that gave way reads on behind its prompt, in the same chunk. Before its end whole pages are kept, which are not written again. */
+    if (j->fed >= prompt)
+      keep_tokens(s, j, prompt);
+    else if (j->awaited && j->fed >= j->awaited)
+      keep_tokens(s, j, j->fed - j->fed % MM_PAGE);
+    j->awaited = 0;
   }
 }
 
@@ -109,25 +114,29 @@ static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *othe
   const uint32_t most = (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count);
   uint32_t alike = 0;
   while (alike < most && j->token[alike] == other->token[alike]) alike++;
-  *until = other->r.prompt_count;
+  *until = (uint32_t)mm_min(mm_ceil_div(alike, MM_PAGE) * MM_PAGE, other->r.prompt_count);
   if (!s->lightning) return alike;
   *until = 0;
   for (uint32_t at = next_boundary(other, other->fed); at && at <= alike; at = next_boundary(other, at)) *until = at;
   return *until;
 }
 
+/* The job keeps its pages once it has so many tokens: for the next step, before which those that wait say so again. */
+static void await(job *j, uint32_t until) { j->awaited = j->awaited ? (uint32_t)mm_min(j->awaited, until) : until; }
+
 static bool reads_on(const mm_scheduler *s, const job *j) {
-  for (uint32_t i = 0; i < s->slots; i++)
-    if (s->slot[i] && s->slot[i]->ticket == j->duplicate_of) return s->slot[i]->fed < j->duplicate_until;
-  return false;
+  uint32_t i = 0;
+  while (i < s->slots && !(s->slot[i] && s->slot[i]->ticket == j->duplicate_of)) i++;
+  if (i == s->slots || s->slot[i]->fed >= j->duplicate_until) return false;
+  await(s->slot[i], j->duplicate_until);
+  return true;
 }
 
 /* A job in the slots from, from + each, … that reads a page or more of this one's tokens behind `had`; NULL: none. *shared, *until: as of
  * shared_with. */
-static const job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared,
-                            uint32_t *until) {
+static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared, uint32_t *until) {
   for (uint32_t i = from; i < s->slots; i += each) {
-    const job *other = s->slot[i];
+    job *other = s->slot[i];
     if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
     if ((*shared = shared_with(s, j, other, until)) >= had + MM_PAGE) return other;
   }
@@ -138,17 +147,21 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   uint32_t shared, until;
   if (!s->groups.cache) return false;
   if (reads_on(s, j)) return true;
-  const job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
+  job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
   if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
-  if (other) j->duplicate_of = other->ticket, j->duplicate_until = until;
-  return other;
+  if (!other) return false;
+  j->duplicate_of = other->ticket, j->duplicate_until = until;
+  await(other, until);
+  return true;
 }
 
 uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
   uint32_t shared = 0, until;
   if (!s->groups.cache || s->offload.on) return 0;
   const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
-  return reader_of(s, j, group, s->groups.count, had, &shared, &until) ? shared : 0;
+  job *other = reader_of(s, j, group, s->groups.count, had, &shared, &until);
+  if (other) await(other, until);
+  return other ? shared : 0;
 }
 
 /* ---- leaving ---- */

@@ -54,6 +54,7 @@ typedef struct job {
   bool duplicate;     /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
+  uint32_t awaited;         /* others wait for so many tokens of its prompt, or more; 0: none does */
   job_return back;
   uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */
   mm_fetch *fetch; /* from another server, under way */
@@ -227,9 +228,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
 /* How many of the job's tokens the cache may give it: not the last, from whose logits the next is sampled, and of a prompt whose logprobs
  * are wanted those alone that came before it gave way. */
-static inline uint32_t mm_reuse_most(const job *j) {
-  return j->r.score && j->scored + 1 < j->r.prompt_count ? j->scored : j->count - 1;
-}
+static inline uint32_t mm_reuse_most(const job *j) { return j->r.score && j->scored + 1 < j->r.prompt_count ? j->scored : j->count - 1; }
 MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
 /* The prefix of a job's tokens that the cache has on a group's device: in s->page, held until it is released. */

@@ -252,6 +252,27 @@ TEST(test_scores_go_on) {
   }
 }
 
+/* A request that shares its beginning with a long prompt that is being read waits for that beginning alone. */
+TEST(test_shared_beginning) {
+  for (uint32_t k = 1; k < 3; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[3] = {start(0, 390), start(0, 100), start(0, 200)};
+    fill(&c[1], 5, 100, 130);
+    fill(&c[2], 6, 200, 210);
+    for (uint32_t i = 0; i < 3; i++) client_ready(&w, &c[i]);
+    c[1].watched = c[2].watched = &c[0];
+    atomic_store(&serving_closed, true);
+    for (uint32_t i = 0; i < 3; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+    assert_int_equal(c[1].cached, 100);
+    assert_int_equal(c[2].cached, 200);
+    assert_true(c[1].watched_got == 0 && c[2].watched_got == 0);
+    serving_close(&w, true);
+  }
+}
+
 /* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool (*token_as_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
 static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
