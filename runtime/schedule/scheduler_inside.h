@@ -31,6 +31,7 @@ typedef struct job_return {
   uint32_t turn;   /* 1 + the turn that it is for */
   uint32_t starts; /* how often in that turn */
   bool any;        /* some page was fetched in it */
+  bool pushed;     /* others gave way for it in that turn */
   uint32_t spills; /* 1 + the starts before which others went to disk for it, */
   double until;    /* which is waited for until then */
 } job_return;
