@@ -85,12 +85,31 @@ static void on_event(void *user, const mm_reply_event *e) {
   if (s->set.event && !t->failed) s->set.event(t, e);
 }
 
+/* Adds the tokens between the last call and the end of the message to a reply that its one call ended. Returns false where its last token
+ * goes on behind the call with something else than the newline that the format has there. */
+static bool close_calls(mm_turn *t) {
+  const mm_server *s = t->choice->call->server;
+  const mm_chat_tags *tags = s->format->tags;
+  size_t n = 0, count = 0, behind = 0;
+  const char *last = mm_tokenizer_bytes(s->tokenizer, t->sampled[t->samples - 1], &n);
+  while (behind < n && last[n - behind - 1] != '>') behind++;
+  if (behind > 1 || (behind && last[n - 1] != '\n')) return false;
+  char text[80];
+  int32_t *id = NULL;
+  snprintf(text, sizeof text, "%s%s%s", behind ? "" : "\n", tags->marked ? MM_CHAT_MARK : "", tags->calls_end);
+  const bool ok = mm_tokenizer_encode(s->tokenizer, text, strlen(text), true, &id, &count, MM_IGNORED) &&
+                  MM_GROW(t->sampled, &t->samples_cap, t->samples + count, MM_IGNORED);
+  if (ok) memcpy(t->sampled + t->samples, id, count * sizeof *id), t->samples += count;
+  free(id);
+  return ok;
+}
+
 /* Keeps the reply's tokens for later requests that send the message back. */
 static void keep(mm_turn *t) {
   mm_call *c = t->choice->call;
   mm_chat_call *call = mm_arena_alloc(&c->arena, t->calls * sizeof *call, MM_IGNORED);
   const mm_chat_part part = {.text = {t->content.p ? t->content.p : "", t->content.n}, .owner = MM_OWNER_USER};
-  if (!call) return;
+  if (!call || (t->choice->ending.enough && !close_calls(t))) return;
   for (size_t i = 0; i < t->calls; i++) {
     const mm_turn_call *own = &t->call[i];
     if (!own->ended) return;
@@ -165,7 +184,7 @@ void mm_turn_ended(mm_choice *ch) {
     t->failed = true;
   }
   if (t->failed) ch->ending.reason = MM_FINISH_ERROR;
-  const bool whole = !t->failed && !t->cut && !ch->ending.enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  const bool whole = !t->failed && !t->cut && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->opening) keep(t);
 }
 
