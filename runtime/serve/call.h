@@ -65,8 +65,8 @@ struct mm_call {
   mm_params params;
   int32_t **prompt; /* [prompts] token ids, free() each */
   uint32_t *prompt_count, prompts;
-  uint32_t boundary; /* of the prompt, where a later one is likely to part; 0: none */
-  mm_choice *choice; /* [choices], those of a prompt side by side */
+  uint32_t boundary[2], boundaries; /* [boundaries] places of the prompt where a later one is likely to part, rising */
+  mm_choice *choice;                /* [choices], those of a prompt side by side */
   uint32_t choices, open;
   mm_job job;
   atomic_bool left; /* the client has */

@@ -263,8 +263,16 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->allow = allow;
   set->chosen = chosen;
   set->watch = s->turn[ch->index].watch;
-  set->request.boundary = &c->boundary;
-  set->request.boundary_count = c->boundary > 0;
+  set->request.boundary = c->boundary;
+  set->request.boundary_count = c->boundaries;
+}
+
+/* The end of the last message of the user, and the end of the prompt where that is far: a reply that the request began, for other choices
+ * and when it comes again. Without any the scheduler takes the end alone. */
+static void mark_boundaries(mm_call *c, const mm_prompt_tokens *p) {
+  if (!p->user_end || p->user_end >= p->count) return;
+  c->boundary[c->boundaries++] = (uint32_t)p->user_end;
+  if (p->count > p->user_end + MM_PAGE) c->boundary[c->boundaries++] = (uint32_t)p->count - 1;
 }
 
 bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
@@ -277,7 +285,7 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   c->close_state = close_turns;
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   a.opening = p.opening;
-  c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
+  mark_boundaries(c, &p);
   if (!mm_call_add_prompt(c, p.id, p.count, err) || !mm_tools_open(&s->tools, v->tool, v->tool_count, err)) return false;
   return mm_turn_constrain(c, v, r, set, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
