@@ -75,6 +75,9 @@ void mm_prefix_cache_free_place(mm_prefix_cache *c, uint32_t place);
 MM_MUST_USE bool mm_prefix_cache_copy_out(mm_prefix_cache *c, uint32_t page, uint32_t place);
 bool mm_prefix_cache_place_moves(const mm_prefix_cache *c, uint32_t place); /* some move of the place has not ended */
 uint32_t mm_prefix_cache_listed(const mm_prefix_cache *c);                  /* moves to be made now */
+/* How many of token[most] under this salt entries begin with: without lightning layers as many as it has, with them more than states are
+ * there for. */
+uint32_t mm_prefix_cache_alike(const mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most);
 /* Of token[most] under this salt, how many it has anywhere, from the first on. */
 uint32_t mm_prefix_cache_has(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most);
 /* token[count] lie in place[ceil(count / MM_PAGE)], with the states after the last of them in *state, malloc'ed, or NULL. UINT32_MAX as a

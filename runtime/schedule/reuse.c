@@ -50,6 +50,9 @@ bool mm_reuse_stands(const mm_scheduler *s, const reuse *hit) {
 
 bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
   j->fed = hit->tokens;
+  const uint32_t alike =
+      s->lightning && s->groups.cache ? mm_prefix_cache_alike(s->groups.cache, j->r.salt, j->token, mm_reuse_most(j)) : 0;
+  if (alike >= j->fed + MM_PAGE && alike < j->r.prompt_count) j->parting = alike;
   return !j->fed || mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, j->fed, hit->state, err);
 }
 
@@ -80,12 +83,18 @@ void mm_reuse_keep(mm_scheduler *s, const job *j) {
 
 /* ---- boundaries ---- */
 
-/* The first place after `pos` whose states are to be kept; 0: none. Without boundaries of its own a prompt is kept for another one like it.
- */
-static uint32_t next_boundary(const job *j, uint32_t pos) {
+/* The first place after `pos` whose states the request wants kept; 0: none. Without boundaries of its own a prompt is kept for another one
+ * like it. */
+static uint32_t next_wanted(const job *j, uint32_t pos) {
   for (uint32_t i = 0; i < j->r.boundary_count; i++)
     if (j->r.boundary[i] > pos) return j->r.boundary[i];
   return !j->r.boundary_count && j->r.prompt_count > pos + 1 ? j->r.prompt_count - 1 : 0;
+}
+
+/* The same, or the place where its prompt parts from another, where that is before it. */
+static uint32_t next_boundary(const job *j, uint32_t pos) {
+  const uint32_t wanted = next_wanted(j, pos);
+  return j->parting > pos && (!wanted || j->parting < wanted) ? j->parting : wanted;
 }
 
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
@@ -110,12 +119,14 @@ void mm_reuse_boundaries(mm_scheduler *s) {
 }
 
 /* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere. */
-static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *other, uint32_t *until) {
+static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uint32_t had, uint32_t *until) {
   const uint32_t most = (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count);
   uint32_t alike = 0;
   while (alike < most && j->token[alike] == other->token[alike]) alike++;
   *until = (uint32_t)mm_min(mm_ceil_div(alike, MM_PAGE) * MM_PAGE, other->r.prompt_count);
   if (!s->lightning) return alike;
+  if (alike >= had + MM_PAGE && alike > other->fed && alike < other->r.prompt_count && (!other->parting || other->parting <= other->fed))
+    other->parting = alike;
   *until = 0;
   for (uint32_t at = next_boundary(other, other->fed); at && at <= alike; at = next_boundary(other, at)) *until = at;
   return *until;
@@ -138,7 +149,7 @@ static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32
   for (uint32_t i = from; i < s->slots; i += each) {
     job *other = s->slot[i];
     if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
-    if ((*shared = shared_with(s, j, other, until)) >= had + MM_PAGE) return other;
+    if ((*shared = shared_with(s, j, other, had, until)) >= had + MM_PAGE) return other;
   }
   return NULL;
 }

@@ -55,6 +55,7 @@ typedef struct job {
   bool duplicate;     /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
+  uint32_t parting;         /* lightning: its states are kept here too, where its prompt parts from another; 0: nowhere */
   uint32_t awaited;         /* others wait for so many tokens of its prompt, or more; 0: none does */
   job_return back;
   uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Lightning states that minimax-serve keeps of prompts: what one result of a tool more, and a reply that the request began
-compute, by the tokens that usage calls cached and by rows."""
+"""Lightning states that minimax-serve keeps of prompts: what one result of a tool more, a reply that the request began, and other questions behind the
+same system message compute. All by the tokens that usage calls cached, and by rows."""
+import concurrent.futures
 import json
 import os
 import sys
@@ -51,7 +52,22 @@ def begun(s):
     assert cached == total - 1, (total, cached)
 
 
+def questions(s):
+    """Behind a common system message: the second question parts from the first, and from then on its place is known; of several at once one reads it."""
+    def ask(i, system):
+        return used(s, CHAT, messages=[{"role": "system", "content": system}, {"role": "user", "content": f"{i} is the question"}])
+
+    found = [ask(i, "One. " + LONG) for i in range(4)]
+    common = found[0][0] - 20
+    assert found[1][1] < common and all(cached >= common for _, cached in found[2:]), found
+    before = rows(s)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda i: ask(i, "Two. " + LONG), range(8)))
+    assert rows(s) - before <= common + 8 * 40, (common, rows(s) - before, together)
+
+
 with Server(PACKED, "--chat-format", "minimax-m1", "--max-model-len", "2048", "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "-t", "1") as server:
     loop(server)
     begun(server)
-print("states of tool loops and of begun replies")
+    questions(server)
+print("states of tool loops, of begun replies, and where prompts part")
