@@ -80,8 +80,9 @@ struct mm_call {
   /* The first refusal; 0: none. */
   int refused;
   char param[64], reason[600];
-  size_t too_long;  /* tokens of the prompt that has no room; 0: each has */
-  const char *code; /* OpenAI's for it, set before; NULL: the one of its status */
+  const char *blamed; /* the field that begin is at: the param of an error that is the request's; NULL: none */
+  size_t too_long;    /* tokens of the prompt that has no room; 0: each has */
+  const char *code;   /* OpenAI's for it, set before; NULL: the one of its status */
 };
 
 /* Refuses the request with a status of HTTP; param is the field, or NULL. The first counts. Returns false. */

@@ -205,6 +205,7 @@ bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool 
   const mm_server *s = c->server;
   mm_prompt p = {0};
   if (!s->format) return mm_refuse(c, 400, NULL, "no chat: %s", s->no_format);
+  c->blamed = c->api->prompt ? c->api->prompt : "messages";
   const bool ok = mm_history_settle(c, v, err) && find_sampled(c, v, err) && mm_chat_render(s->format, v, &p, err) &&
                   mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
   *in_reasoning = p.in_reasoning;
@@ -302,7 +303,7 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
     return mm_refuse(c, 400, param, "%s: found json_schema next to %s", param, schema ? "schema" : "the type json_object");
   if (nested) schema = mm_value_get(nested, "schema");
   if (!object && !schema) return mm_refuse(c, 400, param, "%s: json_schema has no schema", param);
-  rule->field = param;
+  rule->field = c->blamed = param;
   rule->form = schema ? mm_forms_schema(&c->forms, schema, "json_schema", err) : mm_form_any_object();
   return rule->form;
 }
