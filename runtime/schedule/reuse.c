@@ -143,13 +143,19 @@ static bool reads_on(const mm_scheduler *s, const job *j) {
   return true;
 }
 
-/* A job in the slots from, from + each, … that reads a page or more of this one's tokens behind `had`; NULL: none. *shared, *until: as of
+/* Tokens that are worth a wait for the step that reads them: a page, or nearly all that the job would compute. */
+static bool is_much(const job *j, uint32_t shared, uint32_t had) {
+  const uint32_t saved = shared > had ? shared - had : 0;
+  return saved >= MM_PAGE || (saved >= MM_PAGE / 4 && mm_reuse_most(j) - shared <= saved / 4);
+}
+
+/* A job in the slots from, from + each, … that reads tokens of this one behind `had` for which it waits; NULL: none. *shared, *until: as of
  * shared_with. */
 static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared, uint32_t *until) {
   for (uint32_t i = from; i < s->slots; i += each) {
     job *other = s->slot[i];
     if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
-    if ((*shared = shared_with(s, j, other, had, until)) >= had + MM_PAGE) return other;
+    if (is_much(j, *shared = shared_with(s, j, other, had, until), had)) return other;
   }
   return NULL;
 }

@@ -252,8 +252,8 @@ void mm_reuse_boundaries(mm_scheduler *s);
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
-/* Tokens of its prompt that a job of the group reads just now, a page and more beyond those that the group's pages have; 0: none, or they
- * come by way of host memory. */
+/* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that it waits; 0: none, or
+ * they come by way of host memory. */
 uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);

@@ -126,6 +126,25 @@ TEST(test_twins) {
   }
 }
 
+/* The same of a prompt of less than a page: each of them comes while another step runs. */
+TEST(test_short_twins) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[4];
+    for (uint32_t i = 0; i < 4; i++) c[i] = start(!i, 40), c[i].r.sampling.seed = i, client_ready(&w, &c[i]);
+    atomic_store(&serving_waits, false);
+    atomic_store(&serving_closed, true);
+    client_submit(&w, &c[0]);
+    while (!atomic_load(&serving_waits)) serving_pause();
+    for (uint32_t i = 1; i < 4; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(c[i].cached, i > 1 ? 39 : 0);
+    serving_close(&w, true);
+  }
+}
+
 /* With few pages, or room for few states, what was used longest ago goes. */
 TEST(test_capacity) {
   for (uint32_t k = 0; k < 3; k++) {
