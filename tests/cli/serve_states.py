@@ -48,6 +48,8 @@ def begun(s):
     total, _ = used(s, CHAT, messages=messages, n=5, add_generation_prompt=False, continue_final_message=True, ignore_eos=True)
     assert rows(s) - before <= total + 5 * 3, (total, rows(s) - before)
     assert used(s, CHAT, messages=messages, add_generation_prompt=False, continue_final_message=True) == (total, total - 1)
+    messages[1]["content"] = "But " + messages[1]["content"]
+    assert used(s, MESSAGES, messages=messages)[1] < 100
     total, cached = used(s, MESSAGES, messages=messages)
     assert cached == total - 1, (total, cached)
 
