@@ -19,7 +19,8 @@ typedef struct mm_prompt {
   mm_prompt_piece *piece; /* [count], neighbours of one owner united */
   size_t count, cap;
   size_t user_pieces; /* the pieces before this one, … */
-  size_t user_bytes;  /* … and these bytes of it, are the prompt up to the end of the last user message; 0 0 where there is none */
+  size_t user_bytes;  /* … and these bytes of it, are the prompt up to the end of the last user message, in M1's formats also of a
+                         tool's; 0 0 where there is none */
   bool in_reasoning;  /* the reply begins inside the reasoning */
   mm_opening opening; /* MM_OPENING_NONE without a generation prompt, and in formats that never use sampled tokens */
 } mm_prompt;

@@ -138,7 +138,10 @@ static bool put_message(mm_renderer *r, const mm_message *m) {
       mm_prompt_mark_user(r->p);
       return true;
     case MM_ROLE_ASSISTANT: return put_assistant(r, m, open);
-    case MM_ROLE_TOOL: put_tool(r, m); return true;
+    case MM_ROLE_TOOL:
+      put_tool(r, m);
+      mm_prompt_mark_user(r->p);
+      return true;
     case MM_ROLE_SYSTEM:
     case MM_ROLE_ROOT: break;
   }

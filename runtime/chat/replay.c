@@ -48,6 +48,31 @@ static void put_text(mm_text *out, mm_str s) {
   mm_text_add(out, s.p ? s.p : "", s.n);
 }
 
+static int by_key(const void *a, const void *b) {
+  const mm_value *x = *(const mm_value *const *)a, *y = *(const mm_value *const *)b;
+  if (x->key_n != y->key_n) return x->key_n < y->key_n ? -1 : 1;
+  return memcmp(x->key, y->key, x->key_n);
+}
+
+/* A value as clients have it that parsed it: a number's digits and the order of keys are not of it. Recursion is bounded by the depth that
+ * mm_body_parse reads. */
+static bool put_value(mm_text *out, mm_arena *a, const mm_value *v) {
+  if (v->type == MM_VALUE_NUMBER) return mm_text_printf(out, "%.17g,", mm_value_real(v) + 0.0), true; /* -0 is 0 */
+  if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY) return mm_tojson(out, v), true;
+  const bool object = v->type == MM_VALUE_OBJECT;
+  const mm_value **member = mm_arena_alloc(a, (v->count + 1) * sizeof *member, MM_IGNORED);
+  size_t n = 0;
+  if (!member) return false;
+  for (const mm_value *k = v->first; k; k = k->next) member[n++] = k;
+  if (object) qsort(member, n, sizeof *member, by_key);
+  mm_text_printf(out, "%c%zu", object ? '{' : '[', n);
+  for (size_t i = 0; i < n; i++) {
+    if (object) put_text(out, (mm_str){member[i]->key, member[i]->key_n});
+    if (!put_value(out, a, member[i])) return false;
+  }
+  return true;
+}
+
 static bool put_calls(mm_text *out, const mm_message *m) {
   mm_text json = {0};
   mm_arena arena = {0};
@@ -57,11 +82,8 @@ static bool put_calls(mm_text *out, const mm_message *m) {
     mm_err wrong = {0};
     const mm_value *v = c->arguments.n ? mm_body_parse(&arena, c->arguments.p, c->arguments.n, &wrong) : NULL;
     mm_text_clear(&json);
-    if (v)
-      mm_tojson(&json, v);
-    else
-      mm_text_put(&json, "{}");
-    ok = c->id.n && (v || !c->arguments.n) && !json.failed;
+    if (!v) mm_text_put(&json, "{0");
+    ok = c->id.n && (v ? put_value(&json, &arena, v) : !c->arguments.n) && !json.failed;
     put_text(out, c->id);
     put_text(out, c->name);
     if (ok) put_text(out, (mm_str){json.p, json.n});

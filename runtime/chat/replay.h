@@ -13,8 +13,8 @@ void mm_replay_close(mm_replay *r); /* accepts NULL */
 
 /* Stores the tokens of this message as it was sent to the client: those sampled after a generation prompt with m->opening, without
  * the end token. The key is the message's content without white space around it, and its calls: their ids, names and arguments as JSON,
- * whatever the spacing. The ids of calls must therefore not be guessable. Its reasoning is stored too, without white space around it.
- * Messages without calls or an opening, and messages longer than max_tokens, are not stored. */
+ * whatever the spacing, the order of keys and the digits of a number. The ids of calls must therefore not be guessable. Its reasoning is
+ * stored too, without white space around it. Messages without calls or an opening, and messages longer than max_tokens, are not stored. */
 MM_MUST_USE bool mm_replay_add(mm_replay *r, const mm_message *m, const int32_t *id, size_t count, mm_err *err);
 /* The tokens of a message that came back, for mm_message.sampled, and their opening; they stay until the next mm_replay_add. NULL: the
  * message is not stored, or was changed. Its reasoning may be absent or empty; another one is a change. */

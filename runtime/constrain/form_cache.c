@@ -18,16 +18,17 @@ typedef struct mm_cached_form cached_form;
 struct mm_cached_form {
   mm_digest digest;
   mm_arena arena;
-  mm_tools tools; /* of calls */
-  const mm_form *form;
+  mm_tools tools;      /* of calls */
+  const mm_form *form; /* NULL: a thread compiles it */
   size_t bytes;
-  uint32_t holders;
+  uint32_t holders;           /* that thread too */
   cached_form *next;          /* of its bucket */
   cached_form *newer, *older; /* by their last use */
 };
 
 struct mm_form_cache {
-  pthread_mutex_t lock; /* of all below, and of `holders` and the links of every form */
+  pthread_mutex_t lock; /* of all below, and of `form`, `bytes`, `holders` and the links of every form */
+  pthread_cond_t compiled;
   cached_form *bucket[BUCKETS];
   cached_form *newest, *oldest;
   mm_form_cache_stats stats;
@@ -45,6 +46,7 @@ mm_form_cache *mm_form_cache_open(size_t bytes, mm_err *err) {
   mm_form_cache *c = mm_calloc(1, sizeof *c, err);
   if (!c) return NULL;
   pthread_mutex_init(&c->lock, NULL);
+  pthread_cond_init(&c->compiled, NULL);
   c->stats.bytes_max = bytes;
   return c;
 }
@@ -64,6 +66,7 @@ void mm_form_cache_close(mm_form_cache *c) {
     close_form(f);
   }
   pthread_mutex_destroy(&c->lock);
+  pthread_cond_destroy(&c->compiled);
   free(c);
 }
 
@@ -179,44 +182,44 @@ static const mm_form *compile_text(cached_form *f, const recipe *r, mm_err *err)
   return schema ? mm_schema_compile(&f->arena, schema, r->where, err) : NULL;
 }
 
-static cached_form *compile(const recipe *r, const mm_digest *digest, mm_err *err) {
-  cached_form *f = mm_calloc(1, sizeof *f, err);
-  if (!f) return NULL;
-  f->digest = *digest;
-  f->form = r->calls ? compile_calls(f, r->calls, err) : compile_text(f, r, err);
-  f->bytes = sizeof *f + mm_arena_bytes(&f->arena) + mm_arena_bytes(&f->tools.arena);
-  if (f->form) return f;
-  close_form(f);
-  return NULL;
+/* The form of this digest, held; or a place for it, which is the caller's to fill: its form is NULL. */
+static cached_form *find_or_add(mm_form_cache *c, const mm_digest *digest, mm_err *err) {
+  cached_form *f;
+  while ((f = find(c, digest)) != NULL && !f->form) pthread_cond_wait(&c->compiled, &c->lock);
+  if (f) {
+    c->stats.hits++;
+  } else {
+    c->stats.misses++;
+    if (!(f = mm_calloc(1, sizeof *f, err))) return NULL;
+    f->digest = *digest;
+    f->bytes = sizeof *f;
+    add(c, f);
+  }
+  f->holders++;
+  return f;
 }
 
-/* The form of this recipe, held. Threads that want the same form at once may each compile it; the first one is kept. */
+/* The form of this recipe, held. Threads that want a form that another one compiles wait for it; where that fails they try it too. */
 static const mm_form *hold(mm_held_forms *h, const recipe *r, mm_err *err) {
   mm_form_cache *c = h->cache;
   const mm_digest digest = digest_of(r);
-  cached_form *compiled = NULL;
   if (!MM_GROW(h->form, &h->cap, h->count + 1, err)) return NULL;
   pthread_mutex_lock(&c->lock);
-  cached_form *f = find(c, &digest);
-  if (f)
-    c->stats.hits++;
-  else
-    c->stats.misses++;
-  if (!f) {
+  cached_form *f = find_or_add(c, &digest, err);
+  if (f && !f->form) {
     pthread_mutex_unlock(&c->lock);
-    if (!(compiled = compile(r, &digest, err))) return NULL;
+    const mm_form *form = r->calls ? compile_calls(f, r->calls, err) : compile_text(f, r, err);
+    const size_t more = mm_arena_bytes(&f->arena) + mm_arena_bytes(&f->tools.arena);
     pthread_mutex_lock(&c->lock);
-    if (!(f = find(c, &digest))) {
-      add(c, f = compiled);
-      compiled = NULL;
-    }
+    f->form = form;
+    f->bytes += more;
+    c->stats.bytes += more;
+    if (!form) drop(c, f), f = NULL;
+    pthread_cond_broadcast(&c->compiled);
   }
-  f->holders++;
-  shrink(c);
+  if (f) shrink(c), h->form[h->count++] = f;
   pthread_mutex_unlock(&c->lock);
-  close_form(compiled);
-  h->form[h->count++] = f;
-  return f->form;
+  return f ? f->form : NULL;
 }
 
 const mm_form *mm_forms_schema(mm_held_forms *h, const mm_value *schema, const char *where, mm_err *err) {

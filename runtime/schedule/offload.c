@@ -121,14 +121,15 @@ void mm_offload_settle(mm_scheduler *s) {
   notice(s, true);
 }
 
-/* A prompt that the pool cannot hold comes from disk, or from another group, in so many parts at most, and the rest of it is computed. */
+/* A prompt that the pool cannot hold comes from disk, or from another group, in parts, and pages that have come may go again before the
+ * request has its slot, for one that was there sooner. After so many starts what is not there is computed. */
 enum { STARTS = 64 };
 
 /* Lets entries go to disk before a fetch begins, which would take their places; true while the job is to wait for those copies. */
 static bool spills_first(mm_scheduler *s, job *j, uint32_t group) {
   if (!s->offload.disk) return false;
   if (j->back.spills != j->back.starts + 1) j->back.spills = j->back.starts + 1, j->back.until = mm_now() + SPILL_S;
-  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_for(s->groups.cache, group, j->r.salt, j->token, j->count - 1)) return false;
+  if (mm_now() >= j->back.until || !mm_prefix_cache_spill_for(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j))) return false;
   issue_copies(s);
   return s->offload.waits = true;
 }
@@ -141,23 +142,29 @@ bool mm_offload_spills(mm_scheduler *s, job *j, uint32_t places) {
   return s->offload.waits = true;
 }
 
+static mm_prefix_cache_coming fetch(const mm_scheduler *s, const job *j, uint32_t group, bool start) {
+  return mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j), start);
+}
+
 bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group) {
   job_return *b = &j->back;
-  if (!s->offload.on || j->r.score || s->offload.moves_failed) return false;
-  if (b->turn != j->turn + 1) *b = (job_return){.turn = j->turn + 1, .group = b->group, .reads = true};
-  if (b->group != group) b->group = group, b->reads = true;
-  mm_prefix_cache_coming n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, false);
-  while (!n.loading && !n.reading && b->reads && b->starts < STARTS) {
+  if (!s->offload.on || s->offload.moves_failed) return false;
+  if (b->turn != j->turn + 1) *b = (job_return){.turn = j->turn + 1};
+  for (;;) {
+    mm_prefix_cache_coming n = fetch(s, j, group, false);
+    if (n.loading || n.reading) return true;
+    if (n.there == n.pages || b->starts == STARTS) return false;
     if (spills_first(s, j, group)) return true;
-    n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, true);
-    b->reads = n.reading > 0;
-    if (!n.loading && !n.reading) return false;
-    s->own.fetched += b->starts++ == 0;
+    n = fetch(s, j, group, true);
+    const bool any = n.loading || n.reading;
+    if (!any && !mm_prefix_cache_moving(s->groups.cache)) return false;
+    s->own.fetched += any && !b->any;
+    b->any |= any;
+    b->starts++;
     mm_offload_issue(s);
     notice(s, false);
-    n = mm_prefix_cache_fetch(s->groups.cache, group, j->r.salt, j->token, j->count - 1, false);
+    if (!any && mm_prefix_cache_moving(s->groups.cache)) return true; /* for pages of others that are on their way */
   }
-  return n.loading || n.reading;
 }
 
 /* Entries that leave need a place each. Where all are taken and some are on their way to disk, those are waited for, though not long: what

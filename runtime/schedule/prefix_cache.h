@@ -52,14 +52,14 @@ void mm_prefix_cache_issued(mm_prefix_cache *c, uint64_t number);
 void mm_prefix_cache_moved(mm_prefix_cache *c, uint64_t oldest);
 bool mm_prefix_cache_moving(const mm_prefix_cache *c);                      /* some move has not ended */
 uint32_t mm_prefix_cache_leaving(const mm_prefix_cache *c, uint32_t group); /* pages of the group on their way out */
-/* Pages that are on their way: to the device; and nearer, after which a fetch begins again: from disk to the pool, or from another group.
- */
+/* Pages of a prefix, of which those that are on the device, or on their way there, and those that are on their way: to the device; and
+ * nearer, after which a fetch begins again: from disk to the pool, or from another group. All 0 where the device has the prefix. */
 typedef struct mm_prefix_cache_coming {
-  uint32_t loading, reading;
+  uint32_t pages, there, loading, reading;
 } mm_prefix_cache_coming;
-/* Of the pages of token[most]; all 0: the group's device has what it will have. `start`: first lists what brings those in the pool, and
- * through places of it those of other groups, to the device, as far as there are pages, for which others are moved out, and those on disk
- * to the pool, as far as there are places. */
+/* Of the pages of token[most] that are anywhere. `start`: first lists what brings those in the pool, and through places of it those of
+ * other groups, to the device, as far as there are pages, for which others are moved out, and those on disk to the pool, as far as there
+ * are places. */
 mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most,
                                              bool start);
 
@@ -75,6 +75,9 @@ void mm_prefix_cache_free_place(mm_prefix_cache *c, uint32_t place);
 MM_MUST_USE bool mm_prefix_cache_copy_out(mm_prefix_cache *c, uint32_t page, uint32_t place);
 bool mm_prefix_cache_place_moves(const mm_prefix_cache *c, uint32_t place); /* some move of the place has not ended */
 uint32_t mm_prefix_cache_listed(const mm_prefix_cache *c);                  /* moves to be made now */
+/* How many of token[most] under this salt entries begin with: without lightning layers as many as it has, with them more than states are
+ * there for. */
+uint32_t mm_prefix_cache_alike(const mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most);
 /* Of token[most] under this salt, how many it has anywhere, from the first on. */
 uint32_t mm_prefix_cache_has(mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most);
 /* token[count] lie in place[ceil(count / MM_PAGE)], with the states after the last of them in *state, malloc'ed, or NULL. UINT32_MAX as a

@@ -328,7 +328,12 @@ mm_prefix_cache_coming mm_prefix_cache_fetch(mm_prefix_cache *c, uint32_t group,
     if (n != c->root) mm_pages_release(c->pages, n->in[group].page);
   }
   for (node **p = path; p < end; p++) (*p)->fetching = false;
-  for (n = h.last; n != c->root; n = n->parent) coming.loading += n->in[group].loading, coming.reading += comes_nearer(c, n, group);
+  for (n = h.last; n != c->root; n = n->parent) {
+    coming.pages++;
+    coming.there += n->in[group].page != NONE;
+    coming.loading += n->in[group].loading;
+    coming.reading += comes_nearer(c, n, group);
+  }
   return coming;
 }
 

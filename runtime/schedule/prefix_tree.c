@@ -239,6 +239,14 @@ bool mm_prefix_cache_has_state(const mm_prefix_cache *c, const void *state) {
   return false;
 }
 
+uint32_t mm_prefix_cache_alike(const mm_prefix_cache *c, uint64_t salt, const int32_t *token, uint32_t most) {
+  const node *n = c->root;
+  uint32_t at = 0;
+  for (uint32_t alike = MM_PAGE; n && at < most && alike == MM_PAGE; at += alike)
+    n = nearest(n, 0, false, salt, token + at, (uint32_t)mm_min(MM_PAGE, most - at), &alike);
+  return at;
+}
+
 uint32_t mm_prefix_cache_ready(mm_prefix_cache *c, uint32_t group, uint64_t salt, const int32_t *token, uint32_t most) {
   return mm_prefix_find(c, group, true, salt, token, most).tokens;
 }

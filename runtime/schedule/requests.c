@@ -127,12 +127,12 @@ void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *e
   mm_schedule_leave(s, j, reason != MM_FINISH_ERROR);
   mm_drafts_keep(s, j);
   const mm_progress progress = mm_scheduler_progress(j);
-  j->r.done(j->r.user, reason, &progress, reason == MM_FINISH_ERROR ? err : NULL);
-  pthread_mutex_lock(&s->lock);
+  pthread_mutex_lock(&s->lock); /* its place is free before the client knows */
   *(j->previous ? &j->previous->next : &s->living) = j->next;
   if (j->next) j->next->previous = j->previous;
   s->live--;
   pthread_mutex_unlock(&s->lock);
+  j->r.done(j->r.user, reason, &progress, reason == MM_FINISH_ERROR ? err : NULL);
   j->ended = true;
   if (!j->rows_out) free_job(j);
 }

@@ -27,9 +27,8 @@ void mm_reuse_close(mm_scheduler *s) {
 
 reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
   reuse hit = {0};
-  if (!s->groups.cache || j->r.score) return hit; /* every token of a prompt that is scored is computed */
-  /* The last token is always computed: the next one is sampled from its logits. */
-  hit.tokens = mm_prefix_cache_find(s->groups.cache, group, j->r.salt, j->token, j->count - 1, s->page, &hit.state);
+  if (!s->groups.cache) return hit;
+  hit.tokens = mm_prefix_cache_find(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j), s->page, &hit.state);
   for (uint32_t i = 0; i < hit.tokens; i += MM_PAGE) mm_pages_hold(s->pages, s->page[i / MM_PAGE]);
   return hit;
 }
@@ -37,7 +36,7 @@ reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j) {
   uint32_t most = 0;
   for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++)
-    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, j->count - 1));
+    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, mm_reuse_most(j)));
   return most;
 }
 
@@ -51,34 +50,51 @@ bool mm_reuse_stands(const mm_scheduler *s, const reuse *hit) {
 
 bool mm_reuse_take(mm_scheduler *s, job *j, const reuse *hit, mm_err *err) {
   j->fed = hit->tokens;
+  const uint32_t alike =
+      s->lightning && s->groups.cache ? mm_prefix_cache_alike(s->groups.cache, j->r.salt, j->token, mm_reuse_most(j)) : 0;
+  if (alike >= j->fed + MM_PAGE && alike < j->r.prompt_count) j->parting = alike;
   return !j->fed || mm_engine_resume(s->engine, (uint32_t)j->slot, s->page, j->token, j->fed, hit->state, err);
 }
 
+static const uint32_t *pages_of_slot(const mm_scheduler *s, const job *j) {
+  return mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
+}
+
 /* The states after the slot's last token, which is the job's token[fed - 1]. */
-static void keep_state(mm_scheduler *s, const job *j, const uint32_t *page) {
+static void keep_state(mm_scheduler *s, const job *j) {
   mm_err err = {0};
-  void *state = mm_prefix_cache_put_state(s->groups.cache, j->r.salt, j->token, j->fed, page);
+  void *state = mm_prefix_cache_put_state(s->groups.cache, j->r.salt, j->token, j->fed, pages_of_slot(s, j));
   if (state && !mm_engine_save(s->engine, (uint32_t)j->slot, state, &err)) mm_reuse_clear(s);
 }
 
+/* The first `count` of them, of a model without lightning layers. */
+static void keep_tokens(mm_scheduler *s, const job *j, uint32_t count) {
+  if (mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed) return; /* the engine has lost what slots held */
+  mm_prefix_cache_put(s->groups.cache, j->r.salt, j->token, count, pages_of_slot(s, j));
+}
+
 void mm_reuse_keep(mm_scheduler *s, const job *j) {
-  if (!s->groups.cache || !j->fed || mm_engine_held(s->engine, (uint32_t)j->slot) < j->fed)
-    return; /* less: the engine has lost what slots held */
-  const uint32_t *page = mm_pages_table(s->pages) + (size_t)j->slot * mm_pages_per_slot(s->pages);
+  if (!s->groups.cache || !j->fed) return;
   if (!s->lightning)
-    mm_prefix_cache_put(s->groups.cache, j->r.salt, j->token, (uint32_t)mm_min(j->fed, j->count), page);
-  else if (j->fed <= j->count)
-    keep_state(s, j, page);
+    keep_tokens(s, j, (uint32_t)mm_min(j->fed, j->count));
+  else if (j->fed <= j->count && mm_engine_held(s->engine, (uint32_t)j->slot) >= j->fed)
+    keep_state(s, j);
 }
 
 /* ---- boundaries ---- */
 
-/* The first place after `pos` whose states are to be kept; 0: none. Without boundaries of its own a prompt is kept for another one like it.
- */
-static uint32_t next_boundary(const job *j, uint32_t pos) {
+/* The first place after `pos` whose states the request wants kept; 0: none. Without boundaries of its own a prompt is kept for another one
+ * like it. */
+static uint32_t next_wanted(const job *j, uint32_t pos) {
   for (uint32_t i = 0; i < j->r.boundary_count; i++)
     if (j->r.boundary[i] > pos) return j->r.boundary[i];
   return !j->r.boundary_count && j->r.prompt_count > pos + 1 ? j->r.prompt_count - 1 : 0;
+}
+
+/* The same, or the place where its prompt parts from another, where that is before it. */
+static uint32_t next_boundary(const job *j, uint32_t pos) {
+  const uint32_t wanted = next_wanted(j, pos);
+  return j->parting > pos && (!wanted || j->parting < wanted) ? j->parting : wanted;
 }
 
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
@@ -88,58 +104,81 @@ uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows) {
 
 void mm_reuse_boundaries(mm_scheduler *s) {
   for (uint32_t i = 0; s->groups.cache && i < s->slots; i++) {
-    const job *j = s->slot[i];
-    if (!j || !j->take || j->fed > j->r.prompt_count) continue;
-    const bool whole = !s->lightning && j->fed == j->r.prompt_count;
-    if (whole || (s->lightning && next_boundary(j, j->fed - 1) == j->fed)) mm_reuse_keep(s, j);
+    job *j = s->slot[i];
+    const uint32_t prompt = j ? j->r.prompt_count : 0;
+    if (!j || !j->take) continue;
+    if (s->lightning && j->fed <= prompt && next_boundary(j, j->fed - 1) == j->fed) mm_reuse_keep(s, j);
+    if (s->lightning || j->fed - j->take >= prompt) continue;
+    /* One that gave way reads on behind its prompt, in the same chunk. Before its end whole pages are kept, which are not written again. */
+    if (j->fed >= prompt)
+      keep_tokens(s, j, prompt);
+    else if (j->awaited && j->fed >= j->awaited)
+      keep_tokens(s, j, j->fed - j->fed % MM_PAGE);
+    j->awaited = 0;
   }
 }
 
 /* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere. */
-static uint32_t shared_with(const mm_scheduler *s, const job *j, const job *other, uint32_t *until) {
-  const uint32_t most = (uint32_t)mm_min(j->count - 1, other->r.prompt_count);
+static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uint32_t had, uint32_t *until) {
+  const uint32_t most = (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count);
   uint32_t alike = 0;
   while (alike < most && j->token[alike] == other->token[alike]) alike++;
-  *until = other->r.prompt_count;
+  *until = (uint32_t)mm_min(mm_ceil_div(alike, MM_PAGE) * MM_PAGE, other->r.prompt_count);
   if (!s->lightning) return alike;
+  if (alike >= had + MM_PAGE && alike > other->fed && alike < other->r.prompt_count && (!other->parting || other->parting <= other->fed))
+    other->parting = alike;
   *until = 0;
   for (uint32_t at = next_boundary(other, other->fed); at && at <= alike; at = next_boundary(other, at)) *until = at;
   return *until;
 }
 
+/* The job keeps its pages once it has so many tokens: for the next step, before which those that wait say so again. */
+static void await(job *j, uint32_t until) { j->awaited = j->awaited ? (uint32_t)mm_min(j->awaited, until) : until; }
+
 static bool reads_on(const mm_scheduler *s, const job *j) {
-  for (uint32_t i = 0; i < s->slots; i++)
-    if (s->slot[i] && s->slot[i]->ticket == j->duplicate_of) return s->slot[i]->fed < j->duplicate_until;
-  return false;
+  uint32_t i = 0;
+  while (i < s->slots && !(s->slot[i] && s->slot[i]->ticket == j->duplicate_of)) i++;
+  if (i == s->slots || s->slot[i]->fed >= j->duplicate_until) return false;
+  await(s->slot[i], j->duplicate_until);
+  return true;
 }
 
-/* A job in the slots from, from + each, … that reads a page or more of this one's tokens behind `had`; NULL: none. *shared, *until: as of
+/* Tokens that are worth a wait for the step that reads them: a page, or nearly all that the job would compute. */
+static bool is_much(const job *j, uint32_t shared, uint32_t had) {
+  const uint32_t saved = shared > had ? shared - had : 0;
+  return saved >= MM_PAGE || (saved >= MM_PAGE / 4 && mm_reuse_most(j) - shared <= saved / 4);
+}
+
+/* A job in the slots from, from + each, … that reads tokens of this one behind `had` for which it waits; NULL: none. *shared, *until: as of
  * shared_with. */
-static const job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared,
-                            uint32_t *until) {
+static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared, uint32_t *until) {
   for (uint32_t i = from; i < s->slots; i += each) {
-    const job *other = s->slot[i];
+    job *other = s->slot[i];
     if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
-    if ((*shared = shared_with(s, j, other, until)) >= had + MM_PAGE) return other;
+    if (is_much(j, *shared = shared_with(s, j, other, had, until), had)) return other;
   }
   return NULL;
 }
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   uint32_t shared, until;
-  if (!s->groups.cache || j->r.score) return false;
+  if (!s->groups.cache) return false;
   if (reads_on(s, j)) return true;
-  const job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
+  job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
   if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
-  if (other) j->duplicate_of = other->ticket, j->duplicate_until = until;
-  return other;
+  if (!other) return false;
+  j->duplicate_of = other->ticket, j->duplicate_until = until;
+  await(other, until);
+  return true;
 }
 
 uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
   uint32_t shared = 0, until;
-  if (!s->groups.cache || j->r.score || s->offload.on) return 0;
-  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, j->count - 1);
-  return reader_of(s, j, group, s->groups.count, had, &shared, &until) ? shared : 0;
+  if (!s->groups.cache || s->offload.on) return 0;
+  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
+  job *other = reader_of(s, j, group, s->groups.count, had, &shared, &until);
+  if (other) await(other, until);
+  return other ? shared : 0;
 }
 
 /* ---- leaving ---- */

@@ -198,17 +198,25 @@ static bool could_fit(mm_scheduler *s, const job *j, uint32_t group) {
   return could;
 }
 
+/* Others gave way for the job: pages of its prefix that had no room next to theirs come now. Returns true if it waits for them. */
+static bool waits_again(mm_scheduler *s, job *j, uint32_t group) {
+  if (!s->offload.on || !mm_offload_fetch(s, j, group)) return false;
+  return j->back.pushed = j->duplicate = true;
+}
+
 /* Lets the job into the group, if it fits; with `push`, if it fits when those of lower priority give way. Otherwise nobody does, and the
- * cache keeps what it has. */
+ * cache keeps what it has. False with j->duplicate: some did, and it waits for pages of its prefix. */
 static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
-  bool admit = could_fit(s, j, group) && (free_slot(s, group) < s->slots || (push && push_out(s, j, group)));
+  bool pushed = false, admit = could_fit(s, j, group) && (free_slot(s, group) < s->slots || (pushed = push && push_out(s, j, group)));
   while (admit) {
+    if (pushed && waits_again(s, j, group)) return false;
     reuse hit = mm_reuse_find(s, j, group);
     const bool fitted = fits(s, j, &hit, group), in = fitted && mm_reuse_stands(s, &hit);
     if (in) enter(s, j, &hit, group);
     mm_reuse_release(s, &hit);
     if (in) return true;
-    admit = fitted || (push && push_out(s, j, group)); /* room that took the states it was made for: with those that are left */
+    pushed = !fitted && push && push_out(s, j, group);
+    admit = fitted || pushed; /* room that took the states it was made for: with those that are left */
   }
   return false;
 }
@@ -217,8 +225,8 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
 
 /* Tokens that the group would have with the job, and those of the job that it would compute. */
 static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
-  const bool finds = s->groups.cache && !j->r.score;
-  const uint32_t most = j->count - 1, read = mm_reuse_read_in(s, j, group);
+  const bool finds = s->groups.cache;
+  const uint32_t most = mm_reuse_most(j), read = mm_reuse_read_in(s, j, group);
   const uint32_t ready = read ? read : finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
   const uint32_t had =
       finds && s->offload.on ? (uint32_t)mm_max(ready, mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most)) : ready;
@@ -258,10 +266,12 @@ static bool let_in(mm_scheduler *s, job *j) {
   if (s->groups.count == 1 && waits_for_pages(s, j, 0, true)) return false;
   if (s->refused == j->ticket && s->at_left == s->left) return false;
   if (s->groups.count == 1 && let_into(s, j, 0, true)) return true;
+  if (j->duplicate) return false;
   for (int push = 0; s->groups.count > 1 && push < 2; push++)
     for (uint32_t g = next_group(s, j, s->groups.count); g < s->groups.count; g = next_group(s, j, g)) {
       if (waits_for_reader(s, j, g) || waits_for_pages(s, j, g, push)) return false;
       if (let_into(s, j, g, push)) return true;
+      if (j->duplicate) return false;
     }
   s->refused = j->ticket;
   s->at_left = s->left;
@@ -275,7 +285,7 @@ void mm_schedule(mm_scheduler *s) {
   mm_receive_poll(s);
   for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL));) {
     j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j);
-    if (!j->duplicate && !let_in(s, j) && !j->duplicate) break;
+    if (!j->duplicate && !let_in(s, j) && (!j->duplicate || j->back.pushed)) break; /* nobody else takes what it pushed others out of */
   }
   for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;
 }

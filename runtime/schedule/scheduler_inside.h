@@ -28,11 +28,12 @@ typedef struct job_lookup {
 
 /* The fetch of its cached prefix from host memory and disk. */
 typedef struct job_return {
-  uint32_t turn, group; /* 1 + the turn that it is for, and the group */
-  uint32_t starts;      /* how often in that turn; again where the last time read from disk */
-  bool reads;           /* it did, or there was none */
-  uint32_t spills;      /* 1 + the starts before which others went to disk for it, */
-  double until;         /* which is waited for until then */
+  uint32_t turn;   /* 1 + the turn that it is for */
+  uint32_t starts; /* how often in that turn */
+  bool any;        /* some page was fetched in it */
+  bool pushed;     /* others gave way for it in that turn */
+  uint32_t spills; /* 1 + the starts before which others went to disk for it, */
+  double until;    /* which is waited for until then */
 } job_return;
 
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
@@ -54,6 +55,8 @@ typedef struct job {
   bool duplicate;     /* it waits for what another is reading just now: */
   uint64_t duplicate_of;
   uint32_t duplicate_until; /* until that one was given so many tokens */
+  uint32_t parting;         /* lightning: its states are kept here too, where its prompt parts from another; 0: nowhere */
+  uint32_t awaited;         /* others wait for so many tokens of its prompt, or more; 0: none does */
   job_return back;
   uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */
   mm_fetch *fetch; /* from another server, under way */
@@ -225,6 +228,9 @@ uint64_t mm_schedule_tokens(const mm_scheduler *s, uint32_t group);
 void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
 
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
+/* How many of the job's tokens the cache may give it: not the last, from whose logits the next is sampled, and of a prompt whose logprobs
+ * are wanted those alone that came before it gave way. */
+static inline uint32_t mm_reuse_most(const job *j) { return j->r.score && j->scored + 1 < j->r.prompt_count ? j->scored : j->count - 1; }
 MM_MUST_USE bool mm_reuse_open(mm_scheduler *s, mm_err *err);
 void mm_reuse_close(mm_scheduler *s);
 /* The prefix of a job's tokens that the cache has on a group's device: in s->page, held until it is released. */
@@ -246,8 +252,8 @@ void mm_reuse_boundaries(mm_scheduler *s);
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
-/* Tokens of its prompt that a job of the group reads just now, a page and more beyond those that the group's pages have; 0: none, or they
- * come by way of host memory. */
+/* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that it waits; 0: none, or
+ * they come by way of host memory. */
 uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);

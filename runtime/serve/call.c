@@ -430,6 +430,7 @@ static void prepare(void *user) {
   mm_call *c = user;
   if (atomic_load(&c->left)) return; /* nobody reads the answer */
   c->begun_well = (c->api->bodiless || (parse_body(c, &c->err) && name_known(c))) && c->api->begin(c, &c->err);
+  if (c->begun_well) c->blamed = NULL;
 }
 
 /* After prepare, or a refusal before it. */
@@ -444,7 +445,7 @@ static void conclude(void *user) {
   if (!c->refused) {
     const int status = status_of(err);
     if (status >= 500 && strcmp(err->code, "E_DRAINING") != 0) mm_log_error(&c->server->log, c->id, err);
-    mm_refuse(c, status, NULL, "%s", err->text);
+    mm_refuse(c, status, status == 400 ? c->blamed : NULL, "%s", err->text);
   }
   if (!c->open) finish(c);
 }

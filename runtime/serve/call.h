@@ -65,8 +65,8 @@ struct mm_call {
   mm_params params;
   int32_t **prompt; /* [prompts] token ids, free() each */
   uint32_t *prompt_count, prompts;
-  uint32_t boundary; /* of the prompt, where a later one is likely to part; 0: none */
-  mm_choice *choice; /* [choices], those of a prompt side by side */
+  uint32_t boundary[2], boundaries; /* [boundaries] places of the prompt where a later one is likely to part, rising */
+  mm_choice *choice;                /* [choices], those of a prompt side by side */
   uint32_t choices, open;
   mm_job job;
   atomic_bool left; /* the client has */
@@ -80,8 +80,9 @@ struct mm_call {
   /* The first refusal; 0: none. */
   int refused;
   char param[64], reason[600];
-  size_t too_long;  /* tokens of the prompt that has no room; 0: each has */
-  const char *code; /* OpenAI's for it, set before; NULL: the one of its status */
+  const char *blamed; /* the field that begin is at: the param of an error that is the request's; NULL: none */
+  size_t too_long;    /* tokens of the prompt that has no room; 0: each has */
+  const char *code;   /* OpenAI's for it, set before; NULL: the one of its status */
 };
 
 /* Refuses the request with a status of HTTP; param is the field, or NULL. The first counts. Returns false. */

@@ -12,17 +12,24 @@ typedef struct lists {
   mm_text token, logprob, top, offset;
 } lists;
 
+/* What the replies to a prompt have of it. Its tokens' logprobs come with the first of them. */
+typedef struct prompt_shown {
+  mm_text echoed; /* its text, where it is echoed */
+  lists logged;   /* with `echo` and logprobs */
+  mm_text scores; /* prompt_logprobs */
+  mm_utf8_stream utf8;
+  size_t characters; /* of the tokens that have entries */
+} prompt_shown;
+
 typedef struct completions {
   bool echo;
-  bool special;         /* control tokens that a prompt's text spells are such */
-  bool none;            /* no reply is wanted: its one token is left out */
-  lists *logged;        /* [replies] of a whole reply with logprobs, or of a stream's last token in vLLM's form; or NULL */
-  mm_text *scores;      /* [replies] prompt_logprobs, or NULL */
-  mm_utf8_stream *utf8; /* [replies] of echoed prompts */
-  size_t *characters;   /* [replies] of the text so far */
-  size_t *sent;         /* [replies] bytes of the text that are in chunks of a stream */
+  bool special;       /* control tokens that a prompt's text spells are such */
+  bool none;          /* no reply is wanted: its one token is left out */
+  lists *logged;      /* [replies] of a whole reply with logprobs, or of a stream's last token in vLLM's form; or NULL */
+  size_t *characters; /* [replies] of the text so far */
+  size_t *sent;       /* [replies] bytes of the text that are in chunks of a stream */
   uint32_t replies;
-  mm_text *echoed; /* [prompts] the texts of the prompts, where they are echoed */
+  prompt_shown *prompt; /* [prompts] */
   uint32_t prompts;
   mm_constraint **constraint; /* [replies], where something holds them, or NULL */
 } completions;
@@ -128,11 +135,11 @@ static void close_state(void *state) {
   completions *s = state;
   for (uint32_t i = 0; s->logged && i < s->replies; i++) free_lists(&s->logged[i]);
   for (uint32_t i = 0; s->constraint && i < s->replies; i++) mm_constraint_close(s->constraint[i]);
-  for (uint32_t i = 0; s->scores && i < s->replies; i++) free(s->scores[i].p);
-  MM_FREE(s->logged, s->scores, s->characters, s->sent, s->utf8, s->constraint);
-  for (uint32_t i = 0; s->echoed && i < s->prompts; i++) free(s->echoed[i].p);
-  free(s->echoed);
-  free(s);
+  for (uint32_t i = 0; i < s->prompts; i++) {
+    free_lists(&s->prompt[i].logged);
+    MM_FREE(s->prompt[i].echoed.p, s->prompt[i].scores.p);
+  }
+  MM_FREE(s->logged, s->characters, s->sent, s->constraint, s->prompt, s);
 }
 
 static bool add_text(mm_call *c, const mm_value *v, mm_err *err) {
@@ -175,17 +182,16 @@ static bool read_prompts(mm_call *c, mm_err *err) {
 
 /* The prompt's text, special tokens too. */
 static bool echo_prompts(mm_call *c, completions *s, mm_err *err) {
-  if (!(s->echoed = mm_calloc(c->prompts, sizeof *s->echoed, err))) return false;
-  s->prompts = c->prompts;
   for (uint32_t i = 0; i < c->prompts; i++) {
+    mm_text *const text = &s->prompt[i].echoed;
     mm_utf8_stream u = {0};
     for (uint32_t j = 0; j < c->prompt_count[i]; j++) {
       size_t n;
       const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, c->prompt[i][j], &n);
-      if (bytes && n) mm_print_utf8(&u, bytes, n, &s->echoed[i]);
+      if (bytes && n) mm_print_utf8(&u, bytes, n, text);
     }
-    mm_print_utf8(&u, "", 0, &s->echoed[i]);
-    if (s->echoed[i].failed) return mm_fail_memory(err, c->prompt_count[i]);
+    mm_print_utf8(&u, "", 0, text);
+    if (text->failed) return mm_fail_memory(err, c->prompt_count[i]);
   }
   return true;
 }
@@ -226,14 +232,14 @@ static bool begin(mm_call *c, mm_err *err) {
   const bool some = mm_value_get(c->body, "max_tokens");
   if (!mm_params_read(c, err) || !read_fields(c, s) || !mm_content_read(c, &rule, err) || !read_prompts(c, err)) return false;
   if ((uint64_t)c->prompts * c->params.n > MM_CHOICES) return mm_refuse(c, 400, "n", "n: more than %d replies in all", MM_CHOICES);
-  if (s->echo && !echo_prompts(c, s, err)) return false;
   s->replies = c->prompts * c->params.n;
+  if (!(s->prompt = mm_calloc(c->prompts, sizeof *s->prompt, err))) return false;
+  s->prompts = c->prompts;
+  if (s->echo && !echo_prompts(c, s, err)) return false;
   if (!(s->characters = mm_calloc(s->replies, sizeof *s->characters, err))) return false;
   if (!(s->sent = mm_calloc(s->replies, sizeof *s->sent, err))) return false;
-  if (!(s->utf8 = mm_calloc(s->replies, sizeof *s->utf8, err))) return false;
   const bool logged = c->params.logprobs && (!c->params.stream || c->server->compat == MM_COMPAT_VLLM);
   if (logged && !(s->logged = mm_calloc(s->replies, sizeof *s->logged, err))) return false;
-  if (c->params.scores && !(s->scores = mm_calloc(s->replies, sizeof *s->scores, err))) return false;
   if (!some) c->params.max_tokens = 16; /* as OpenAI has it */
   s->none = some && !c->params.max_tokens;
   if (s->none) c->params.max_tokens = 1;
@@ -297,22 +303,18 @@ static size_t characters_of(const char *text, size_t n) {
   return count;
 }
 
-/* Counts the characters that these bytes of an echoed prompt complete; n = 0 ends the prompt, as in mm_print_utf8. */
-static void count_prompt(mm_choice *ch, const char *bytes, size_t n) {
-  completions *s = ch->call->state;
+/* The entry of a prompt's token is made: the characters that it completes come after its offset. */
+static void pass_token(const mm_call *c, prompt_shown *p, int32_t id) {
+  size_t n;
+  const char *bytes = mm_tokenizer_bytes(c->server->tokenizer, id, &n);
   mm_text text = {0};
-  mm_print_utf8(&s->utf8[ch->index], bytes, n, &text);
-  s->characters[ch->index] += characters_of(text.p ? text.p : "", text.n);
-  s->logged[ch->index].token.failed |= text.failed;
+  if (bytes && n) mm_print_utf8(&p->utf8, bytes, n, &text);
+  p->characters += characters_of(text.p ? text.p : "", text.n);
+  p->logged.token.failed |= text.failed;
   free(text.p);
 }
 
-/* The entry of a token is made: the characters that it completes come after its offset. */
-static void pass_token(mm_choice *ch, int32_t id) {
-  size_t n;
-  const char *bytes = mm_tokenizer_bytes(ch->call->server->tokenizer, id, &n);
-  if (bytes && n) count_prompt(ch, bytes, n);
-}
+static prompt_shown *prompt_of(const mm_choice *ch) { return &((completions *)ch->call->state)->prompt[ch->index / ch->call->params.n]; }
 
 /* vLLM's entry of a prompt's token: it and the likeliest, by their ids. The rank of one that is not among these is not known. */
 static void add_score(const mm_call *c, const mm_token *t, mm_text *out) {
@@ -336,12 +338,13 @@ static void add_score(const mm_call *c, const mm_token *t, mm_text *out) {
 
 /* A token of the prompt but the first. */
 static void scored(void *user, const mm_token *t) {
-  mm_choice *ch = user;
-  completions *s = ch->call->state;
-  if (s->scores) add_score(ch->call, t, &s->scores[ch->index]);
+  const mm_choice *ch = user;
+  const completions *s = ch->call->state;
+  prompt_shown *p = prompt_of(ch);
+  if (ch->call->params.scores) add_score(ch->call, t, &p->scores);
   if (!s->echo || !s->logged) return;
-  add_logprobs(ch->call, t, s->characters[ch->index], &s->logged[ch->index]);
-  pass_token(ch, t->id);
+  add_logprobs(ch->call, t, p->characters, &p->logged);
+  pass_token(ch->call, p, t->id);
 }
 
 static const uint32_t *allow(void *constraint) { return mm_constraint_allowed(constraint); }
@@ -357,17 +360,20 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->constraint = s->constraint ? s->constraint[ch->index] : NULL;
   set->allow = allow;
   set->chosen = chosen;
-  if (s->scores) mm_text_put(&s->scores[ch->index], "[null");
-  if (s->scores) set->scored = scored;
-  if (!s->echo || !s->logged) return;
+  prompt_shown *p = prompt_of(ch);
+  const bool logged = s->echo && s->logged;
+  if (logged) s->characters[ch->index] = characters_of(p->echoed.p, p->echoed.n);
+  if (ch->index % c->params.n || (!logged && !c->params.scores)) return;
+  set->scored = scored;
+  if (c->params.scores) mm_text_put(&p->scores, "[null");
+  if (!logged) return;
   const int32_t first = c->prompt[ch->index / c->params.n][0];
-  lists *l = &s->logged[ch->index];
+  lists *l = &p->logged;
   quote_id(c, first, &l->token);
   mm_text_put(&l->logprob, "null");
   mm_text_put(&l->top, "null");
   mm_text_put(&l->offset, "0");
-  pass_token(ch, first);
-  set->scored = scored;
+  pass_token(c, p, first);
 }
 
 static bool start(mm_call *c, mm_err *err) {
@@ -378,10 +384,22 @@ static bool start(mm_call *c, mm_err *err) {
 
 /* ---- The reply ---- */
 
-static void put_logprobs(const lists *l, mm_text *out) {
-  out->failed |= l->token.failed || l->logprob.failed || l->top.failed || l->offset.failed;
-  mm_text_printf(out, "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],\"text_offset\":[%s]}", l->token.p ? l->token.p : "",
-                 l->logprob.p ? l->logprob.p : "", l->top.p ? l->top.p : "", l->offset.p ? l->offset.p : "");
+/* One of the four lists, of a prompt and the reply to it. */
+static void put_list(const char *name, const mm_text *prompt, const mm_text *reply, mm_text *out) {
+  mm_text_put(out, name);
+  mm_text_add(out, prompt->p ? prompt->p : "", prompt->n);
+  if (prompt->n && reply->n) mm_text_put(out, ",");
+  mm_text_add(out, reply->p ? reply->p : "", reply->n);
+  out->failed |= prompt->failed || reply->failed;
+}
+
+/* prompt: the entries of an echoed one, or none. */
+static void put_logprobs(const lists *prompt, const lists *l, mm_text *out) {
+  put_list("{\"tokens\":[", &prompt->token, &l->token, out);
+  put_list("],\"token_logprobs\":[", &prompt->logprob, &l->logprob, out);
+  put_list("],\"top_logprobs\":[", &prompt->top, &l->top, out);
+  put_list("],\"text_offset\":[", &prompt->offset, &l->offset, out);
+  mm_text_put(out, "]}");
 }
 
 static void put_head(mm_call *c) {
@@ -397,7 +415,7 @@ static void put_piece(mm_choice *ch, const char *text, size_t n, const lists *l,
   mm_text_quote(&c->out, text, n);
   mm_text_put(&c->out, ",\"logprobs\":");
   if (l)
-    put_logprobs(l, &c->out);
+    put_logprobs(&(lists){0}, l, &c->out);
   else
     mm_text_put(&c->out, "null");
   if (end) {
@@ -424,14 +442,13 @@ static void prefill(mm_choice *ch) { put_piece(ch, "", 0, NULL, NULL); }
 
 static void send_echo(mm_choice *ch) {
   const completions *s = ch->call->state;
-  if (s->echo) put_piece(ch, s->echoed[ch->index / ch->call->params.n].p, s->echoed[ch->index / ch->call->params.n].n, NULL, NULL);
+  if (s->echo) put_piece(ch, prompt_of(ch)->echoed.p, prompt_of(ch)->echoed.n, NULL, NULL);
 }
 
 static void token(mm_choice *ch, const mm_token *t) {
   mm_call *c = ch->call;
   completions *s = c->state;
   const bool logged = t->logprobs && c->params.logprobs; /* also of one that a stop string cut */
-  if (s->echo && s->logged) count_prompt(ch, "", 0);
   const size_t before = ch->text.n, offset = s->characters[ch->index];
   if (c->params.stream && ch->tokens == 1) send_echo(ch);
   if (s->none) return;
@@ -473,8 +490,9 @@ static void ended(mm_choice *ch) {
 
 static void put_choice(mm_call *c, mm_choice *ch) {
   const completions *s = c->state;
+  const prompt_shown *p = prompt_of(ch);
   mm_text whole = {0};
-  if (s->echo) mm_text_add(&whole, s->echoed[ch->index / c->params.n].p, s->echoed[ch->index / c->params.n].n);
+  if (s->echo) mm_text_add(&whole, p->echoed.p, p->echoed.n);
   mm_text_add(&whole, ch->text.p, ch->text.n);
   mm_text_printf(&c->out, "%s{\"index\":%u,\"text\":", ch->index ? "," : "", ch->index);
   mm_text_quote(&c->out, whole.p, whole.n);
@@ -482,17 +500,15 @@ static void put_choice(mm_call *c, mm_choice *ch) {
   free(whole.p);
   mm_text_put(&c->out, ",\"logprobs\":");
   if (s->logged)
-    put_logprobs(&s->logged[ch->index], &c->out);
+    put_logprobs(&p->logged, &s->logged[ch->index], &c->out);
   else
     mm_text_put(&c->out, "null");
   mm_text_printf(&c->out, ",\"finish_reason\":\"%s\"", mm_openai_finish(&ch->ending));
   mm_openai_stop_reason(c, &ch->ending, &c->out);
-  if (s->scores)
-    mm_text_printf(&c->out, ",\"prompt_logprobs\":%s]", s->scores[ch->index].p);
-  else
-    mm_text_put(&c->out, ",\"prompt_logprobs\":null");
-  if (s->scores) c->out.failed |= s->scores[ch->index].failed;
-  mm_text_put(&c->out, "}");
+  mm_text_put(&c->out, ",\"prompt_logprobs\":");
+  mm_text_add(&c->out, p->scores.n ? p->scores.p : "null", p->scores.n ? p->scores.n : 4);
+  mm_text_put(&c->out, p->scores.n ? "]}" : "}");
+  c->out.failed |= p->scores.failed;
 }
 
 static void finish(mm_call *c) { mm_openai_end(c, put_head, put_choice, 0); }

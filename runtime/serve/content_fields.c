@@ -59,7 +59,7 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
 static bool read_one(mm_call *c, const mm_value *v, content_kind kind, const char *field, mm_content_rule *rule, mm_err *err) {
   if (rule->field) return mm_refuse(c, 400, field, "%s: not together with %s", field, rule->field);
   if (kind == SEVERAL) return v->type == MM_VALUE_OBJECT ? read_several(c, v, rule, err) : wrong(c, v, field, "an object");
-  rule->field = field;
+  rule->field = c->blamed = field;
   switch (kind) {
     case SCHEMA: return read_schema(c, v, field, rule, err);
     case CHOICE: return read_choices(c, v, field, rule, err);

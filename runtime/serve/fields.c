@@ -10,10 +10,22 @@
 #include "runtime/serve/apis.h"
 #include "runtime/serve/field_table.h"
 
+/* The request's own field that this object stands in; NULL: it is the request. */
+static const char *field_of(const mm_call *c, const mm_value *object) {
+  const mm_value *v = object && object != c->body ? c->body->first : NULL;
+  while (v && (object->raw < v->raw || object->raw >= v->raw + v->raw_n)) v = v->next;
+  return v ? v->key : NULL;
+}
+
+/* As a message names it: behind the request's own field, which is the error's `param`. */
+#define NAMED(top, key) (top) ? (top) : "", (top) ? "." : "", key
+
 bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type type, const mm_value **v) {
   static const char *const expected[] = {"null", "a boolean", "a number", "a string", "an array", "an object"};
   *v = mm_value_get(object, key);
-  return !*v || (*v)->type == type || mm_refuse(c, 400, key, "%s: found %s, expected %s", key, mm_value_word(*v), expected[type]);
+  if (!*v || (*v)->type == type) return true;
+  const char *top = field_of(c, object);
+  return mm_refuse(c, 400, top ? top : key, "%s%s%s: found %s, expected %s", NAMED(top, key), mm_value_word(*v), expected[type]);
 }
 
 /* Gives the refusal of a number that is beyond its range the code of pydantic, which vLLM's clients read in the message. */
@@ -34,7 +46,8 @@ bool mm_field_real(mm_call *c, const mm_value *object, const char *key, double l
   if (!v) return true;
   const double x = mm_value_real(v);
   if (!(x >= lo && x <= hi)) {
-    mm_refuse(c, 400, key, "%s: found %s, expected %g to %g", key, MM_SHOWN_REAL(x), lo, hi);
+    const char *top = field_of(c, object);
+    mm_refuse(c, 400, top ? top : key, "%s%s%s: found %s, expected %g to %g", NAMED(top, key), MM_SHOWN_REAL(x), lo, hi);
     return code_range(c, v, lo, hi);
   }
   *out = x;
@@ -47,8 +60,9 @@ bool mm_field_int(mm_call *c, const mm_value *object, const char *key, int64_t l
   if (!mm_field(c, object, key, MM_VALUE_NUMBER, &v)) return false;
   if (!v) return true;
   if (!mm_value_int(v, &x) || x < lo || x > hi) {
-    mm_refuse(c, 400, key, "%s: found %.*s, expected an integer from %lld to %lld", key, (int)mm_min(v->n, 40), v->text, (long long)lo,
-              (long long)hi);
+    const char *top = field_of(c, object);
+    mm_refuse(c, 400, top ? top : key, "%s%s%s: found %.*s, expected an integer from %lld to %lld", NAMED(top, key), (int)mm_min(v->n, 40),
+              v->text, (long long)lo, (long long)hi);
     return code_range(c, v, (double)lo, (double)hi);
   }
   *out = x;

@@ -85,12 +85,31 @@ static void on_event(void *user, const mm_reply_event *e) {
   if (s->set.event && !t->failed) s->set.event(t, e);
 }
 
+/* Adds the tokens between the last call and the end of the message to a reply that its one call ended. Returns false where its last token
+ * goes on behind the call with something else than the newline that the format has there. */
+static bool close_calls(mm_turn *t) {
+  const mm_server *s = t->choice->call->server;
+  const mm_chat_tags *tags = s->format->tags;
+  size_t n = 0, count = 0, behind = 0;
+  const char *last = mm_tokenizer_bytes(s->tokenizer, t->sampled[t->samples - 1], &n);
+  while (behind < n && last[n - behind - 1] != '>') behind++;
+  if (behind > 1 || (behind && last[n - 1] != '\n')) return false;
+  char text[80];
+  int32_t *id = NULL;
+  snprintf(text, sizeof text, "%s%s%s", behind ? "" : "\n", tags->marked ? MM_CHAT_MARK : "", tags->calls_end);
+  const bool ok = mm_tokenizer_encode(s->tokenizer, text, strlen(text), true, &id, &count, MM_IGNORED) &&
+                  MM_GROW(t->sampled, &t->samples_cap, t->samples + count, MM_IGNORED);
+  if (ok) memcpy(t->sampled + t->samples, id, count * sizeof *id), t->samples += count;
+  free(id);
+  return ok;
+}
+
 /* Keeps the reply's tokens for later requests that send the message back. */
 static void keep(mm_turn *t) {
   mm_call *c = t->choice->call;
   mm_chat_call *call = mm_arena_alloc(&c->arena, t->calls * sizeof *call, MM_IGNORED);
   const mm_chat_part part = {.text = {t->content.p ? t->content.p : "", t->content.n}, .owner = MM_OWNER_USER};
-  if (!call) return;
+  if (!call || (t->choice->ending.enough && !close_calls(t))) return;
   for (size_t i = 0; i < t->calls; i++) {
     const mm_turn_call *own = &t->call[i];
     if (!own->ended) return;
@@ -165,7 +184,7 @@ void mm_turn_ended(mm_choice *ch) {
     t->failed = true;
   }
   if (t->failed) ch->ending.reason = MM_FINISH_ERROR;
-  const bool whole = !t->failed && !t->cut && !ch->ending.enough && t->samples == ch->tokens - (ch->ending.end_id >= 0);
+  const bool whole = !t->failed && !t->cut && t->samples == ch->tokens - (ch->ending.end_id >= 0);
   if (whole && t->calls && t->opening) keep(t);
 }
 
@@ -186,6 +205,7 @@ bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool 
   const mm_server *s = c->server;
   mm_prompt p = {0};
   if (!s->format) return mm_refuse(c, 400, NULL, "no chat: %s", s->no_format);
+  c->blamed = c->api->prompt ? c->api->prompt : "messages";
   const bool ok = mm_history_settle(c, v, err) && find_sampled(c, v, err) && mm_chat_render(s->format, v, &p, err) &&
                   mm_prompt_encode(&p, s->tokenizer, s->trust_user, out, err);
   *in_reasoning = p.in_reasoning;
@@ -244,8 +264,16 @@ static void shape(mm_choice *ch, mm_generation_settings *set) {
   set->allow = allow;
   set->chosen = chosen;
   set->watch = s->turn[ch->index].watch;
-  set->request.boundary = &c->boundary;
-  set->request.boundary_count = c->boundary > 0;
+  set->request.boundary = c->boundary;
+  set->request.boundary_count = c->boundaries;
+}
+
+/* The end of the last message of the user, and the end of the prompt where that is far: a reply that the request began, for other choices
+ * and when it comes again. Without any the scheduler takes the end alone. */
+static void mark_boundaries(mm_call *c, const mm_prompt_tokens *p) {
+  if (!p->user_end || p->user_end >= p->count) return;
+  c->boundary[c->boundaries++] = (uint32_t)p->user_end;
+  if (p->count > p->user_end + MM_PAGE) c->boundary[c->boundaries++] = (uint32_t)p->count - 1;
 }
 
 bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, const mm_turn_settings *set, mm_err *err) {
@@ -258,7 +286,7 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   c->close_state = close_turns;
   if (!mm_turn_encode(c, v, &p, &a.in_reasoning, err)) return false;
   a.opening = p.opening;
-  c->boundary = p.user_end < p.count ? (uint32_t)p.user_end : 0;
+  mark_boundaries(c, &p);
   if (!mm_call_add_prompt(c, p.id, p.count, err) || !mm_tools_open(&s->tools, v->tool, v->tool_count, err)) return false;
   return mm_turn_constrain(c, v, r, set, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
@@ -275,7 +303,7 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
     return mm_refuse(c, 400, param, "%s: found json_schema next to %s", param, schema ? "schema" : "the type json_object");
   if (nested) schema = mm_value_get(nested, "schema");
   if (!object && !schema) return mm_refuse(c, 400, param, "%s: json_schema has no schema", param);
-  rule->field = param;
+  rule->field = c->blamed = param;
   rule->form = schema ? mm_forms_schema(&c->forms, schema, "json_schema", err) : mm_form_any_object();
   return rule->form;
 }

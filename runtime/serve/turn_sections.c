@@ -101,6 +101,7 @@ typedef struct wishes {
 
 /* The form of the calls; NULL after a refusal or err. */
 static const mm_form *calls_form(mm_call *c, const wishes *w, mm_call_place place, mm_err *err) {
+  c->blamed = "tools";
   bool *bound = mm_arena_alloc(&c->arena, w->v->tool_count * sizeof *bound, err);
   if (!bound) return NULL;
   for (size_t i = 0; i < w->v->tool_count; i++) bound[i] = w->call || w->v->tool[i].strict;

@@ -132,6 +132,9 @@ def back(s):
     how = {"messages": ASK, "tools": TOOLS, "temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT]}
     comes_back(s, {**how, **think})
     comes_back(s, {**how, "chat_template_kwargs": {"enable_thinking": False}})
+    # A reply that its one call ends lacks the end of the block, which the next prompt has.
+    for i, form in enumerate(({}, {"guided_choice": [SCRIPT.replace("</invoke>\n", "</invoke>")]})):
+        comes_back(s, {**how, **think, **form, "messages": [{"role": "user", "content": f"And {i}"}], "parallel_tool_calls": False})
     begun = {"messages": [*ASK, {"role": "assistant", "content": "", "reasoning_content": "Hm, hm."}], "add_generation_prompt": False, "continue_final_message": True}
     _, next_turn = turn_with_calls(s, {**how, **think, **begun})
 

@@ -530,6 +530,35 @@ def held_texts(s):
             assert status == 400 and name in reply["error"]["message"], (name, status, reply)
 
 
+def named(s):
+    """An error names the request's own field, and the place within it; schemas, grammars, tools and conversations that cannot be served too."""
+    tool = lambda **more: [{"type": "function", "function": {"name": "f", **more}}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": 5, "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    schema = {"type": "object", "odd": 1}
+    ask_chat, say = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, {"role": "user", "content": "x"}
+    for path, fields, param, place in (
+            ("/v1/chat/completions", {"reasoning": {"max_tokens": "x"}}, "reasoning", "reasoning.max_tokens: found a string"),
+            ("/v1/chat/completions", {"reasoning": {"max_tokens": -2}}, "reasoning", "reasoning.max_tokens: found -2"),
+            ("/v1/chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 1.5}}, "thinking", "thinking.budget_tokens: found 1.5"),
+            ("/v1/chat/completions", {"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs", "chat_template_kwargs.enable_thinking: found a number"),
+            ("/v1/chat/completions", {"messages": [say, call]}, "messages", "messages.id: found a number"),
+            ("/v1/chat/completions", {"messages": [say, {"role": "tool", "content": "x"}]}, "messages", "a tool's"),
+            ("/v1/chat/completions", {"tools": tool(strict="x")}, "tools", "tools.strict: found a string"),
+            ("/v1/chat/completions", {"tools": tool(strict=True, parameters=schema)}, "tools", "tool f"),
+            ("/v1/chat/completions", {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "stream_options.include_usage: found a number"),
+            ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}, "response_format", "odd"),
+            ("/v1/chat/completions", {"guided_regex": "(a"}, "guided_regex", "guided_regex"),
+            ("/v1/completions", {"guided_json": schema}, "guided_json", "odd"),
+            ("/v1/completions", {"grammar": "root"}, "grammar", "grammar"),
+            ("/v1/responses", {"text": {"format": 5}}, "text", "text.format: found a number"),
+            ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": schema}}}, "text", "odd"),
+            ("/v1/responses", {"reasoning": {"effort": 5}}, "reasoning", "reasoning.effort: found a number"),
+            ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: found 0")):
+        base = {"prompt": "x"} if path == "/v1/completions" else {"input": "x"} if path == "/v1/responses" else ask_chat
+        error = s.post(path, {**base, **fields}, 400)["error"]
+        assert error["param"] == param and place in error["message"], (path, fields, error)
+
+
 def keys_with_nul(s):
     """A NUL is part of a key: one that ends in it is another field, keyword or id."""
     base = {"prompt": "In the", "max_tokens": 1, "temperature": 0}
@@ -551,7 +580,7 @@ every_field_in_every_api()
 documented()
 checkpoint = convert("tests/data/tiny-m2")
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
-    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others, keys_with_nul):
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others, named, keys_with_nul):
         test(server)
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--compat", "llama.cpp") as server:
     progress(server)

@@ -104,6 +104,7 @@ def back(s):
     how = {"messages": ASK, "tools": [TOOL], "temperature": 0, "max_tokens": 300, "guided_choice": [SCRIPT]}
     for mode, more in (("adaptive", {}), ("enabled", {"logit_bias": {str(end): 100}}), ("disabled", {})):
         comes_back(s, {**how, **more, "chat_template_kwargs": {"thinking_mode": mode}})
+    comes_back(s, {**how, "messages": [{"role": "user", "content": "And"}], "parallel_tool_calls": False})
 
 
 def held(s):

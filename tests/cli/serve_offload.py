@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """minimax-serve --kv-offload: a prompt whose pages left the device comes back from host memory, or from disk, with the reply that it had, also
 where the file was damaged or cut; with groups of attention also in another group than the one that it left; a request that needs all pages
-costs others none, and one that comes from disk neither; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
+costs others none, and one that comes from disk neither; pages that others took or had no room for come all the same; the metrics count pages and bytes, of an idle server too; tenants do not share it; starts that cannot are refused. DEVICE=cuda DEVICES=0,1: the groups of attention alone, on GPUs."""
 import concurrent.futures
 import glob
 import json
@@ -136,6 +136,38 @@ def on_disk(packed, tokens):
         assert "E_DIGEST" in open(s.log).read()
 
 
+def taken(model):
+    """Two prompts in two groups, each with pages for one of them: what comes back for a request and is taken by one that had the slot first comes again."""
+    top = json.load(open(GROUPS[model] + "/config.json", encoding="utf-8"))["num_experts_per_tok"]
+    prompts = [text(5, 174), text(6, 186)]
+    with Server(GROUPS[model], "--kv-cache-tokens", "640", "--max-model-len", "300", "--max-num-seqs", "2", "--max-num-batched-tokens", "200", "-t", "1", "--kv-offload", "64M",
+                "--drafts", "0", *devices(model)) as s, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        def rows():
+            time.sleep(0.2)  # the server counts once a second while it runs, and when nothing does
+            return max(sum(layer) for layer in json.loads(s.get("/expert_load"))["load"]) / top
+
+        for p in prompts:
+            complete(s, p)
+        before = rows()
+        for _ in range(4):
+            for found in [pool.submit(complete, s, prompts[i % 2], n=n, max_tokens=m, ignore_eos=True) for i, (n, m) in enumerate(((5, 5), (5, 5), (2, 40), (1, 5), (1, 5)))]:
+                found.result()
+        assert rows() - before <= 4 * (60 + 80) + 20, (model, rows() - before)
+
+
+def pushed(model):
+    """A prompt in host memory that has no room next to a reply of lower priority: that gives way before the prompt comes back."""
+    with Server(PACKED[model], "--kv-cache-tokens", "704", "--max-model-len", "700", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M", "--drafts", "0") as s:
+        first = complete(s, text(5, 537))
+        complete(s, text(6, 600))
+        c = s.connect()
+        c.request("POST", "/v1/completions", json.dumps({"prompt": text(8, 217), "max_tokens": 480, "stream": True, "ignore_eos": True}))
+        c.getresponse().read1(100)
+        assert complete(s, text(5, 537), priority=1) == (536, first[1]), (model, metrics(s))
+        assert s.metrics()["requests_preempted_total"] == 1
+        c.close()
+
+
 def idle():
     """Pages that were on their way to host memory when the last request ended are free soon after, without another request."""
     with Server(PACKED["tiny-m2"], "--kv-cache-tokens", "1024", "--max-model-len", "300", "--max-num-seqs", "1", "-t", "1", "--kv-offload", "64M") as s:
@@ -171,9 +203,11 @@ def flip(f, size):
 
 for name in PACKED:
     across(name)
+    taken(name)
     if not DEVICE:
         evicted(name)
         alone(name)
+        pushed(name)
         turns(PACKED[name], PAGE[name], 320, 6)
         with Server(GROUPS[name], "--max-model-len", "300", "-t", "1", "--kv-offload", "64M", "--drafts", "0", "--kv-listen", "127.0.0.1:0") as there:
             turns(GROUPS[name], PAGE[name], 768, 8, "--prefill-from", "127.0.0.1:" + there.wait_for(r"computed for other servers at \S+:(\d+)"), "--prefill-min", "1")

@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import BIN, TMP, Server, convert  # noqa: E402
@@ -86,6 +87,27 @@ def replies(s, ids):
         assert greedy and abs(total - sum(got["token_logprobs"][len(ids):])) < 1e-3, (total, got)
     wrong, greedy = loglikelihood(s, ids, list(reversed(ids[:5])))
     assert not greedy and wrong < total
+
+
+def several(s, packed, ids):
+    """Several choices have the prompt's logprobs of one alone, and the prompt is read once for all of them."""
+    top = json.load(open(packed + "/config.json", encoding="utf-8"))["num_experts_per_tok"]
+
+    def rows():
+        time.sleep(0.2)  # the server counts once a second while it runs, and when nothing does
+        return max(sum(layer) for layer in json.loads(s.get("/expert_load"))["load"]) / top
+
+    body = {"prompt": [ids, ids[1:]], "max_tokens": 3, "seed": 5, "temperature": 1, "ignore_eos": True, "echo": True, "logprobs": 2, "prompt_logprobs": 1}
+    before = rows()
+    got = s.post(COMPLETIONS, {**body, "n": 4})["choices"]
+    assert rows() - before <= 2 * len(ids) + 8 * 4, rows() - before
+    for i, c in enumerate(got):
+        alone = s.post(COMPLETIONS, {**body, "prompt": body["prompt"][i // 4]})["choices"][0]
+        count = len(body["prompt"][i // 4])
+        assert c["prompt_logprobs"] == alone["prompt_logprobs"] and len(c["logprobs"]["tokens"]) == count + 3, (i, c)
+        assert all(c["logprobs"][k][:count] == alone["logprobs"][k][:count] for k in alone["logprobs"]), (i, c, alone)
+        assert c["text"] == "".join(c["logprobs"]["tokens"]) and c["logprobs"]["text_offset"] == [sum(map(len, c["logprobs"]["tokens"][:k])) for k in range(count + 3)], c
+        assert i % 4 or c["logprobs"] == alone["logprobs"], (i, c, alone)
 
 
 def once(pairs):
@@ -170,6 +192,7 @@ for options in (["--max-num-seqs", "3"], ["--max-num-seqs", "1", "--max-num-batc
         alone = scores(server, PACKED, IDS[:90])
         replies(server, IDS[:33])
         prompt_logprobs(server, IDS[:40])
+        several(server, PACKED, IDS[100:300])
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             for values in pool.map(lambda i: scores(server, PACKED, IDS[:90]) if i % 2 else server.post(COMPLETIONS, {"prompt": "And", "max_tokens": 20}), [0, 2, 1, 4]):
                 assert isinstance(values, dict) or max(abs(a - b) for a, b in zip(values[1:], alone[1:], strict=True)) < 1e-4

@@ -227,6 +227,49 @@ static void *work(void *user) {
 }
 
 /* Threads share a cache that is too small for all forms, so that they are dropped and compiled again meanwhile. */
+/* A pattern that takes some milliseconds. */
+static void *hold_one(void *cache) {
+  mm_held_forms held = {.cache = cache};
+  mm_err err = {0};
+  static const char *const pattern = "([a-z]{1,9} ){1,20}";
+  const mm_form *f = mm_forms_regex(&held, (mm_str){pattern, strlen(pattern)}, "regex", &err);
+  mm_forms_release(&held);
+  return f ? cache : NULL;
+}
+
+static void *hold_wrong(void *cache) {
+  mm_held_forms held = {.cache = cache};
+  mm_err err = {0};
+  static const char *const pattern = "([a-z]{1,99} ){1,200}(";
+  const mm_form *f = mm_forms_regex(&held, (mm_str){pattern, strlen(pattern)}, "regex", &err);
+  mm_forms_release(&held);
+  return f || strcmp(err.code, "E_SCHEMA") != 0 ? NULL : cache;
+}
+
+/* Threads that want the same form at once: one compiles it. One that cannot be compiled fails for each. */
+TEST(each_form_is_compiled_once) {
+  enum { AT_ONCE = 8, ROUNDS = 20 };
+  for (int round = 0; round < ROUNDS; round++) {
+    mm_err err = {0};
+    mm_form_cache *c = mm_form_cache_open(1 << 20, &err);
+    assert_non_null(c);
+    pthread_t thread[AT_ONCE];
+    for (int wrong = 0; wrong < 2; wrong++) {
+      for (int i = 0; i < AT_ONCE; i++) assert_int_equal(pthread_create(&thread[i], NULL, wrong ? hold_wrong : hold_one, c), 0);
+      for (int i = 0; i < AT_ONCE; i++) {
+        void *result = NULL;
+        pthread_join(thread[i], &result);
+        assert_ptr_equal(result, c);
+      }
+    }
+    const mm_form_cache_stats s = mm_form_cache_read(c);
+    assert_int_equal(s.misses, 1 + AT_ONCE);
+    assert_int_equal(s.hits, AT_ONCE - 1);
+    assert_int_equal(s.forms, 1);
+    mm_form_cache_close(c);
+  }
+}
+
 TEST(masks_are_those_of_forms_without_a_cache) {
   mm_err err = {0};
   worker w[THREADS];

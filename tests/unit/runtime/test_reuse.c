@@ -126,6 +126,25 @@ TEST(test_twins) {
   }
 }
 
+/* The same of a prompt of less than a page: each of them comes while another step runs. */
+TEST(test_short_twins) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[4];
+    for (uint32_t i = 0; i < 4; i++) c[i] = start(!i, 40), c[i].r.sampling.seed = i, client_ready(&w, &c[i]);
+    atomic_store(&serving_waits, false);
+    atomic_store(&serving_closed, true);
+    client_submit(&w, &c[0]);
+    while (!atomic_load(&serving_waits)) serving_pause();
+    for (uint32_t i = 1; i < 4; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(c[i].cached, i > 1 ? 39 : 0);
+    serving_close(&w, true);
+  }
+}
+
 /* With few pages, or room for few states, what was used longest ago goes. */
 TEST(test_capacity) {
   for (uint32_t k = 0; k < 3; k++) {
@@ -173,6 +192,104 @@ TEST(test_over_capacity) {
   atomic_store(&serving_closed, false);
   for (uint32_t i = 0; i < 2; i++) client_check(&c[i]);
   serving_close(&w, true);
+}
+
+static atomic_uint rows_read;
+static bool counting_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  atomic_fetch_add(&rows_read, batch->tokens);
+  return poisoning_begin(b, batch, err);
+}
+
+/* As open_cached for one rank; rows_read counts from 0. */
+static void open_counted(serving *w, uint32_t k, uint32_t slots, uint32_t pages) {
+  static mm_ops ops;
+  ops = mm_ops_cpu;
+  ops.begin = counting_begin;
+  atomic_store(&rows_read, 0);
+  serving_open_ops(w, kind(k), 1, &ops, (mm_limits){.max_tokens = 48, .slots = slots, .pages = pages},
+                   (mm_scheduler_config){.step_tokens = 48, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 20});
+}
+
+/* Two requests come when the first of n has five tokens, and take all places and pages of these. */
+static void give_way(client *c, uint32_t n) {
+  serving *w = c[0].serving;
+  client large[2];
+  c[0].r.allow = close_at_five;
+  for (uint32_t i = 0; i < 2; i++) {
+    large[i] = start(1 + i, 390);
+    large[i].r.priority = 1;
+    client_ready(w, &large[i]);
+  }
+  atomic_store(&closed_once, false);
+  for (uint32_t i = 0; i < n; i++) client_submit(w, &c[i]);
+  while (!atomic_load(&closed_once)) serving_pause();
+  for (uint32_t i = 0; i < 2; i++) client_submit(w, &large[i]);
+  atomic_store(&serving_closed, false);
+  for (uint32_t i = 0; i < n; i++) client_check(&c[i]);
+  for (uint32_t i = 0; i < 2; i++) client_check(&large[i]);
+  for (uint32_t i = 0; i < n; i++) assert_true(c[i].order > 2);
+}
+
+/* Replies to one prompt that gave way together: when they go on, one of them reads it again. */
+TEST(test_twins_go_on) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    mm_scheduler_stats s;
+    open_counted(&w, k, 2, 16);
+    client c[2] = {start(0, 370), start(0, 370)};
+    for (uint32_t i = 0; i < 2; i++) c[i].r.max_tokens = 20, c[i].r.sampling.seed = i, client_ready(&w, &c[i]);
+    give_way(c, 2);
+    serving_settled(&w, &s);
+    print_message("%u rows, %llu times one gave way\n", rows_read, (unsigned long long)s.preempted);
+    assert_int_equal(s.preempted, 2);
+    assert_in_range(rows_read, 370 + 2 * 390 + 200, 2 * 370 + 2 * 390 + 100);
+    serving_close(&w, true);
+  }
+}
+
+static uint32_t scores;
+static void count_score(void *user, const mm_logprob *logprobs) {
+  (void)user, (void)logprobs;
+  scores++;
+}
+
+/* A prompt whose tokens' logprobs are wanted is read without the cache, but once. */
+TEST(test_scores_go_on) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    open_counted(&w, k, 1, 21);
+    client c = start(0, 370);
+    c.r.max_tokens = 20;
+    client_ready(&w, &c);
+    c.r.score = count_score;
+    scores = 0;
+    give_way(&c, 1);
+    assert_int_equal(c.cached, 0);
+    assert_int_equal(scores, 369);
+    assert_in_range(rows_read, 370 + 2 * 390, 370 + 2 * 390 + 40);
+    serving_close(&w, true);
+  }
+}
+
+/* A request that shares its beginning with a long prompt that is being read waits for that beginning alone. */
+TEST(test_shared_beginning) {
+  for (uint32_t k = 1; k < 3; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[3] = {start(0, 390), start(0, 100), start(0, 200)};
+    fill(&c[1], 5, 100, 130);
+    fill(&c[2], 6, 200, 210);
+    for (uint32_t i = 0; i < 3; i++) client_ready(&w, &c[i]);
+    c[1].watched = c[2].watched = &c[0];
+    atomic_store(&serving_closed, true);
+    for (uint32_t i = 0; i < 3; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+    assert_int_equal(c[1].cached, 100);
+    assert_int_equal(c[2].cached, 200);
+    assert_true(c[1].watched_got == 0 && c[2].watched_got == 0);
+    serving_close(&w, true);
+  }
 }
 
 /* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */

@@ -216,6 +216,30 @@ TEST(test_refused) {
   serving_close(&w, false);
 }
 
+/* A client that has its reply may send the next request: there is a place for it, although the queue was full. */
+static client *next_client;
+static void (*done_before)(void *, mm_finish, const mm_progress *, const mm_err *);
+static void submit_next(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
+  serving *w = ((client *)user)->serving;
+  client_submit(w, next_client);
+  done_before(user, reason, p, err);
+}
+TEST(test_place_of_an_ended_one) {
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 8, .queue_max = 1});
+  client c[3];
+  for (uint32_t i = 0; i < 3; i++) {
+    c[i] = (client){.r.max_tokens = 5};
+    fill(&c[i], i, 10);
+    client_ready(&w, &c[i]);
+  }
+  next_client = &c[2];
+  done_before = c[0].r.done, c[0].r.done = submit_next;
+  for (uint32_t i = 0; i < 2; i++) client_submit(&w, &c[i]);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  serving_close(&w, true);
+}
+
 /* ---- whose turn it is ---- */
 
 static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
