@@ -46,11 +46,11 @@ def bf16(n, vector):
     return b"".join(struct.pack("<f", x)[2:] for x in numbers)
 
 
-def save(path, config, tensors):
+def save(path, config, tensors, types=None):
     os.makedirs(path)
     head, data = {}, b""
     for name, (shape, raw) in tensors.items():
-        head[name] = {"dtype": {"d2t": "I64", "t2d": "BOOL"}.get(name, "BF16"), "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        head[name] = {"dtype": {"d2t": "I64", "t2d": "BOOL", **(types or {})}.get(name, "BF16"), "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(head).encode()
     with open(path + "/model.safetensors", "wb") as f:
@@ -148,6 +148,12 @@ def misfits(tmp, tensors):
         refused(code, status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/bad{i}", {**CONFIG, **change}, tensors), "--dry-run")
     q, k = (f"layers.0.self_attn.{x}_proj.weight" for x in "qk")
     refused(q, 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(tmp + "/rows", CONFIG, {**tensors, q: tensors[k], k: tensors[q]}), "--dry-run")
+    shape, data = tensors[k]
+    wide = {**tensors, k: (shape, bytes(2 * len(data)))}
+    for i, (given, types, says) in enumerate(((tensors, {q: "F16"}, f'"{q}": found weights of F16, expected BF16 or F32\n'),
+                                              (wide, {k: "F32"}, f'"{k}": found weights of F32, expected BF16 as in "{q}", with which they are joined\n'),
+                                              ({**tensors, q: tensors["norm.weight"]}, {}, f'"{q}": found shape [{H}], expected [{HEADS * D}, {H}] as in the config\n'))):
+        refused(says, 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/typed{i}", CONFIG, given, types), "--dry-run")
     refused("E_USAGE", 2, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", tmp + "/draft", "--layout", "hf", "--dry-run")
     for name, says in (("lm_head.weight", "found BF16 [2, 3], expected BF16 or F32"), ("lm_head.bias", "found a tensor that such a draft does not have")):
         refused(f'"{name}": {says}', 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft",
