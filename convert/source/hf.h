@@ -145,6 +145,7 @@ typedef enum mm_companion {
   MM_ORDER,  /* the group of each column ("g_idx") */
   MM_SMOOTH, /* multiplies each column ("pre_quant_scale") */
   MM_INPUT,  /* static scale of the activations; says nothing about the weights */
+  MM_SIDES,  /* rows and columns ("weight_shape"), which words alone leave open */
   MM_COMPANIONS
 } mm_companion;
 

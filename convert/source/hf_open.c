@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/model/kv_scales.h"
 #include "convert/model/rule.h"
 #include "convert/source/encoding.h"
 #include "convert/source/index.h"
-#include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
 #include "formats/system/hub.h"
 #include "formats/system/pool.h"
@@ -102,7 +102,7 @@ static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   f->id = st.id;
   f->header = st.header;
   if (ok && !hf->index_text) { /* it is the only file */
-    ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors");
+    ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors, expected those of a model");
     hf->tensor = ok ? mm_calloc(st.count, sizeof *hf->tensor, err) : NULL;
     ok = ok && hf->tensor;
     for (size_t i = 0; ok && i < st.count; i++) {
@@ -202,7 +202,7 @@ static bool canonical_names(mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (!canonical_name(hf, arch, &hf->tensor[i], err)) return false;
   const mm_hf_tensor *twice = mm_hf_sort(hf);
-  return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s",
+  return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s, expected once",
                            MM_ESCAPED(256, twice->original), hf->file[twice->file].name);
 }
 
@@ -211,7 +211,7 @@ static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *t = &hf->tensor[i];
     if (!t->found)
-      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, t), "found in the index, but not in the file that it names");
+      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, t), "found in the index, but not in this file, expected in both");
   }
   return true;
 }
