@@ -18,11 +18,25 @@ static bool is_listed(const void *ctx, const char *name) {
   return false;
 }
 
+/* The metadata of a file is what a conversion writes: "format", which engines ask for, and the plan of all files. */
+static bool check_metadata(const mm_pack *p, const mm_st *st, mm_err *err) {
+  const mm_hex plan = mm_digest_hex(&p->plan);
+  const char *const expected[][2] = {{"format", "pt"}, {"plan", plan.text}};
+  for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+    const char *found = mm_st_meta_find(st, expected[i][0]);
+    if (found && strcmp(found, expected[i][1]) == 0) continue;
+    return mm_fail(err, MM_INTEGRITY, "E_PART", mm_at(st->path, NULL), "metadata \"%s\": found %s, expected %s", expected[i][0],
+                   found ? MM_ESCAPED(128, found) : "nothing", expected[i][1]);
+  }
+  return true;
+}
+
 static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
   mm_err reason = {0};
   mm_st st = {0};
   const mm_path path = mm_path_of(p->dir, part->file);
-  const bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason) && mm_size_is(path.text, st.id.size, part->size, &reason);
+  const bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason) && mm_size_is(path.text, st.id.size, part->size, &reason) &&
+                  check_metadata(p, &st, &reason);
   mm_st_close(&st);
   return ok || mm_fail_damaged(err, &reason);
 }
@@ -68,7 +82,8 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   if (mm_digest_equal(&d, &part->block[b->index])) return true;
   tensors_in(path.text, at, at + n, &names);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
-                 "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names.text);
+                 "found block %zu of %zu damaged, expected its digest in " MM_DIGESTS " (%zu bytes; it holds: %s)", b->index,
+                 part->block_count, n, names.text);
 }
 
 bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsigned threads, size_t *seen, mm_err *err) {
