@@ -68,7 +68,7 @@ bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, con
   if (!j) return false;
   *out = mm_json_str(j);
   if (strlen(*out) == mm_json_str_len(j)) return true;
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found a string with a NUL character", key);
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found a string with a NUL character, expected text", key);
 }
 
 bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err) {

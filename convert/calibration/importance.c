@@ -62,7 +62,8 @@ bool mm_importance_open(mm_importance *m, const char *path, mm_err *err) {
   mm_map map = {0};
   *m = (mm_importance){0};
   bool ok = mm_file_open(&f, path, err) &&
-            (f.size > 0 || mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at(path, NULL), "found an empty file")) &&
+            (f.size > 0 || mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at(path, NULL),
+                                   "found an empty file, expected safetensors or an importance matrix")) &&
             mm_map_open(&map, &f, path, err) && mm_importance_parse(m, path, map.data, map.size, err);
   m->map = map;
   m->id = f.id;

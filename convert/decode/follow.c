@@ -123,7 +123,7 @@ static bool take_header(struct mm_follow *x, uint32_t file, const mm_st *st, mm_
     expected += hf->tensor[i].file == file;
     if (hf->tensor[i].file == file && !hf->tensor[i].found)
       return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, &hf->tensor[i]),
-                     "found in the index, but not in the file that it names");
+                     "found in the index, but not in this file, expected in both");
   }
   return expected == st->count ||
          mm_fail(err, MM_BUG, "E_BUG", mm_at(f->path, NULL), "found %zu tensors, expected %zu", st->count, expected);

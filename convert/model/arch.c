@@ -57,7 +57,7 @@ static bool same_family(const mm_arch *a, const char *name, const char *type, co
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (listed(all[i]->model_types, folded))
       return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(file, NULL),
-                     "key \"model_type\": found \"%s\", which is another family than \"%s\" in key \"architectures\"", type, name);
+                     "key \"model_type\": found \"%s\", expected the family of \"%s\" in key \"architectures\"", type, name);
   return true;
 }
 
@@ -66,7 +66,7 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
   if (type) fold(folded, sizeof folded, type);
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
     if (name ? strcmp(name, refused[i].name) == 0 : strcmp(folded, refused[i].model_type) == 0) {
-      mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s, which this version does not convert", refused[i].reason);
+      mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s, expected an architecture that is converted", refused[i].reason);
       return NULL;
     }
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -76,7 +76,7 @@ def index_and_files():
     check(BAD, "E_FS_MISSING", SHARD2, "download seems unfinished",
           after=lambda s: os.rename(f"{s}/{SHARD2}", f"{s}/{SHARD2}.incomplete"))
     check(BAD, "E_FS_MISSING", SHARD2, after=lambda s: os.remove(f"{s}/{SHARD2}"))
-    check(BAD, "E_IDX_TENSOR", "lm_head.weight", "does not list it", spoil=drop)
+    check(BAD, "E_IDX_TENSOR", "lm_head.weight", "found in this file, but not in the index", spoil=drop)
     check(BAD, "E_AMBIGUOUS", INDEX, SINGLE, after=lambda s: shutil.copy(f"{s}/{SHARD1}", f"{s}/{SINGLE}"))
     check(BAD, "E_DUP_KEY", spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x","b":"x","a":"x"}}'))
     check(BAD, "E_JSON", INDEX, spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x"'))

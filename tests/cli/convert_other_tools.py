@@ -184,7 +184,7 @@ def orphans():
     there = f'found a tensor of a quantised weight, but "{ATTN}q_norm.weight" is BF16 and is read without it'
     refused(copy(c, None, c.tensors | {ATTN + "q_norm.weight_scale": scale}), 3, "E_Q_ORPHAN", there)
     refused(copy(c, None, c.tensors | {MOE + "experts.3.w1.weight_scale_inv": scale}), 3, "E_Q_ORPHAN",
-            "found a tensor of a quantised weight that is not there\n")
+            "found a tensor of a quantised weight that is not there, expected none\n")
     both = {MOE + "experts.3.w1.weight_scale_inv": scale, MOE + "experts.3.w1.weight": ("F8_E4M3", [1, 1], b"\x40")}
     line = refused(copy(c, None, c.tensors | both), 3, "E_UNKNOWN", "that this architecture does not have (and 1 more tensors that are not read)")
     assert "quantised weight" not in line, line

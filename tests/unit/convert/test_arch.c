@@ -239,8 +239,7 @@ TEST(test_contradictions) {
   BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"layer_types\":[0,1,0,1,1]",
        "key \"layer_types\": found 1/\"full_attention\" in entry 3, expected 0/\"linear_attention\" as in key \"attn_type_list\"");
   BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"decoder_attention_types\":[0,1,0,0,0]", "key \"decoder_attention_types\": found 0/");
-  BOTH(m1, "\"minimax_m1\"", "\"minimax_m2\"",
-       "key \"model_type\": found \"minimax_m2\", which is another family than \"MiniMaxM1ForCausalLM\"");
+  BOTH(m1, "\"minimax_m1\"", "\"minimax_m2\"", "key \"model_type\": found \"minimax_m2\", expected the family of \"MiniMaxM1ForCausalLM\"");
   BOTH(m2, "\"minimax_m2\"", "\"MiniMax-Text-01\"", "key \"model_type\": found \"MiniMax-Text-01\"");
   READS(m2, "\"minimax_m2\"", "\"minimax\"", family, MM_FAMILY_M2); /* early copies of M2 */
 }
@@ -385,7 +384,7 @@ TEST(test_lists) {
   refused(m1, old, "\"attn_type_list\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"attn_type_list\": found 1, expected a list");
   refused(m1, old, "\"layer_types\":[\"linear_attention\",\"sliding_attention\",0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE",
           "\"layer_types\": entry 1");
-  refused(m2, "[1,1,1]", "[1,0,1]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layer 1 is lightning attention");
+  refused(m2, "[1,1,1]", "[1,0,1]", MM_UNSUPPORTED, "E_CFG_FEATURE", "found lightning attention in layer 1");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7]", MM_BAD_INPUT, "E_CFG_RANGE", "found 4 entries, expected 5");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[]", MM_BAD_INPUT, "E_CFG_RANGE", "\"num_local_experts\": found 0 entries");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,8,7,7]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layers differ (7 and 8)");
