@@ -201,7 +201,9 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
   int end = 0;
   *level = 1;
   if (strcmp(text, "zstd") == 0) return true;
-  if (sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 && *level <= MM_FRAME_LEVEL_MAX) return true;
+  if (strspn(text, "zstd:0123456789") == strlen(text) && sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 &&
+      *level <= MM_FRAME_LEVEL_MAX)
+    return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                  "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
@@ -237,7 +239,8 @@ static bool divide_memory(const mm_convert_args *a, const mm_plan *plan, int lev
 /* "I/N" with I below N. */
 static bool parse_shard(const char *text, uint32_t *shard, uint32_t *shards, mm_err *err) {
   int end = 0;
-  if (sscanf(text, "%9u/%9u%n", shard, shards, &end) == 2 && text[end] == 0 && *shard < *shards) return true;
+  const bool plain = strspn(text, "0123456789/") == strlen(text); /* no sign, no blank, which %u takes */
+  if (plain && sscanf(text, "%9u/%9u%n", shard, shards, &end) == 2 && text[end] == 0 && *shard < *shards) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--part: found \"%s\", expected I/N with I from 0 to N - 1", text);
 }
 

@@ -462,6 +462,8 @@ static bool add_steps(mm_plan *p, mm_err *err) {
   return true;
 }
 
+static bool is_digit(char c) { return c >= '0' && c <= '9'; } /* %u takes blanks and signs */
+
 /* "0,2-5" into p->wanted. */
 static bool read_ranks(mm_plan *p, const char *list, mm_err *err) {
   const char *text = list;
@@ -472,7 +474,7 @@ static bool read_ranks(mm_plan *p, const char *list, mm_err *err) {
   while (text && *text) {
     unsigned from, to;
     int n = 0, m = 0;
-    if (sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1) break;
+    if (!is_digit(*text) || sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1 || (m && !is_digit(text[n + 1]))) break;
     if (m == 0) to = from;
     text += m ? m : n;
     if (from > to || to >= all || (*text != 0 && *text != ',')) break;

@@ -425,8 +425,12 @@ def parallel_degree():
         check(USAGE, "E_USAGE", "--tp", args=(f"--tp={tp}",))
     check(UNSUPPORTED, "E_TP", "num_attention_heads 2", "expected one of 1, 2", args=("--tp", "3"))
     check(UNSUPPORTED, "E_TP", args=("--tp", "1024"))
-    for ranks in ("", "0,", ",0", "0,,1", "2", "1-0", "0-2", "0;1", "x"):
-        check(USAGE, "E_RANKS", args=("--tp", "2", "--ranks", ranks))
+    for ranks in ("", "0,", ",0", "0,,1", "2", "1-0", "0-2", "0;1", "x", "+0", " 0", "-0", "0, 1", "0--1", "0-+1", "0- 1"):
+        check(USAGE, "E_RANKS", args=("--tp", "2", f"--ranks={ranks}"))
+    for part in ("", "0", "2/2", "0/0", "0/-1", "-0/2", "+0/2", " 0/2", "0/ 2", "0/2x", "0/4294967297"):
+        check(USAGE, "E_USAGE", "--part", args=(f"--part={part}",))
+    for level in ("0", "20", "+3", " 3", "-3", "3x", ""):
+        check(USAGE, "E_USAGE", "--compress", args=(f"--compress=zstd:{level}",))
 
 
 def values():
