@@ -147,6 +147,28 @@ def test_preset():
             assert t["scheme"] == wanted, (t["name"], t["scheme"])
 
 
+def test_unsharded_texts():
+    """What a source may have and no release has: names with quotes among copied tensors, the quantization in the text model's config alone."""
+    source = Checkpoint.load(TINY)
+    name = 'vision_tower.a"b\\c\u00e9.weight'
+    source.tensors[name], source.file[name] = ("BF16", [2, 2], bytes(8)), "model-00001-of-00003.safetensors"
+    source.config["text_config"]["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    with Scratch() as tmp:
+        source.save(tmp + "/source")
+        for scheme in ("none", "block_fp8"):
+            out = f"{tmp}/{scheme}"
+            convert(tmp + "/source", out, "--layout", "hf", "--quant", scheme, "-q")
+            for more in ([], ["--source", tmp + "/source"]):
+                done = run(VERIFY, "-q", out, *more)
+                assert done.returncode == 0, done.stderr
+            with open(out + "/model.safetensors.index.json", encoding="utf-8") as f:
+                assert json.load(f)["weight_map"][name].startswith("model-0000")
+            with open(out + "/config.json", encoding="utf-8") as f:
+                made = json.load(f)
+            assert "quantization_config" not in made["text_config"] and ("quantization_config" in made) == (scheme == "block_fp8")
+            convert(out, out + "-packed", "-q", "--tp", "2")
+
+
 def test_refused():
     source = Checkpoint.load(TINY)
     with Scratch() as tmp:
@@ -290,4 +312,4 @@ def test_mxfp8():
 
 
 if __name__ == "__main__":
-    main([test_forms, test_left_out, test_preset, test_refused, test_layout_hf, test_mxfp8])
+    main([test_forms, test_left_out, test_preset, test_unsharded_texts, test_refused, test_layout_hf, test_mxfp8])
