@@ -169,6 +169,23 @@ def test_unsharded_texts():
             convert(out, out + "-packed", "-q", "--tp", "2")
 
 
+def test_followed():
+    """A finished output is done under --follow, too, with all that is left out: under the release's names and where drafts are among it."""
+    source = Checkpoint.load(TINY)
+    extra = {f"{PREFIX}model.mtp.layers.{i}.x.weight": ("BF16", [2 + i], bytes(4 + 2 * i)) for i in range(3)}
+    source.tensors, source.file = source.tensors | extra, source.file | dict.fromkeys(extra, "model-00001-of-00003.safetensors")
+    with Scratch() as tmp:
+        source.save(tmp + "/source")
+        shutil.copy("tests/data/tiny-m2/tokenizer.json", tmp + "/source")
+        convert(tmp + "/source", tmp + "/plain", "-q", "--tp", "2")
+        for name in ("made", "made", "plain"):
+            convert(tmp + "/source", f"{tmp}/{name}", "-q", "--tp", "2", "--follow", "--follow-quiet", "0", "--follow-timeout", "9", "--resume")
+        for name in os.listdir(tmp + "/plain"):
+            with open(f"{tmp}/plain/{name}", "rb") as a, open(f"{tmp}/made/{name}", "rb") as b:
+                assert a.read() == b.read(), name
+        refused(tmp + "/source", tmp + "/made", 2, "E_RESUME", "--tp 2", options=("-q", "--tp", "4", "--follow", "--follow-quiet", "0", "--resume"))
+
+
 def test_refused():
     source = Checkpoint.load(TINY)
     with Scratch() as tmp:
@@ -312,4 +329,4 @@ def test_mxfp8():
 
 
 if __name__ == "__main__":
-    main([test_forms, test_left_out, test_preset, test_unsharded_texts, test_refused, test_layout_hf, test_mxfp8])
+    main([test_forms, test_left_out, test_preset, test_unsharded_texts, test_followed, test_refused, test_layout_hf, test_mxfp8])
