@@ -2,6 +2,7 @@
 #include "loader/archive/archive.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,7 +162,7 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
     free(text);
   }
   const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
-  if (!ok || access(path.text, F_OK) != 0) return ok;
+  if (!ok || faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return ok; /* a link to nothing is not absent */
   size_t n;
   ok = (text = mm_signature_text(p->dir, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
   free(text);

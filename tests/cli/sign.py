@@ -87,6 +87,11 @@ for verb, there in (("pack", model), ("unpack", work + "/packed")):
         run("minimax-archive", verb, there, "-o", work + "/out", expect=6, says="model.sig: found a file that is no signature")
         assert not os.path.exists(work + "/out")
         os.unlink(sig)
+    for to in ("nothing", "model.sig"):  # a link to nothing, and to itself, is not an absent signature
+        os.symlink(to, sig)
+        run("minimax-archive", verb, there, "-o", work + "/out", expect=6, says="model.sig")
+        assert not os.path.exists(work + "/out")
+        os.unlink(sig)
     os.rename(work + "/right.sig", sig)
 shutil.rmtree(work + "/packed")
 os.unlink(work + "/secret")
