@@ -1,8 +1,10 @@
 /* Compares the files of an unsharded checkpoint with their digests. */
 #include "loader/verify_unsharded.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/safetensors.h"
 #include "formats/system/file.h"
@@ -10,9 +12,11 @@
 #include "loader/companions.h"
 #include "loader/verify.h"
 
+#define CARD "README.md"
+
 static bool is_listed(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
-  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0 || mm_pack_find_file(p, name)) return true;
+  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, CARD) == 0 || mm_pack_find_file(p, name)) return true;
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (strcmp(name, p->rank->part[i].file) == 0) return true;
   return false;
@@ -41,10 +45,21 @@ static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
   return ok || mm_fail_damaged(err, &reason);
 }
 
+/* The model card may be absent, and may be edited, but is a file. */
+static bool check_card(const mm_pack *p, mm_err *err) {
+  const mm_path path = mm_path_of(p->dir, CARD);
+  mm_file f = MM_FILE_NONE;
+  mm_err reason = {0};
+  if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
+  const bool ok = mm_file_open(&f, path.text, &reason);
+  mm_file_close(&f);
+  return ok || mm_fail_damaged(err, &reason);
+}
+
 bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (!check_header(p, &p->rank->part[i], err)) return false;
-  return mm_companion_sizes(p, err) && mm_nothing_else(p->dir, is_listed, p, err);
+  return mm_companion_sizes(p, err) && check_card(p, err) && mm_nothing_else(p->dir, is_listed, p, err);
 }
 
 typedef struct job {

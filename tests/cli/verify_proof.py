@@ -290,6 +290,23 @@ def unsharded_damaged():
             shutil.rmtree(made)
 
 
+def unsharded_card():
+    """The model card may be edited or absent, but is a file."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--layout", "hf")
+        card = root + "/out/README.md"
+        with open(card, "a", encoding="utf-8") as f:
+            f.write("edited")
+        cf.ok(VERIFY, "-q", root + "/out")
+        os.unlink(card)
+        cf.ok(VERIFY, "-q", root + "/out")
+        for make, remove, code in ((os.mkdir, os.rmdir, "E_FS_TYPE"), (os.mkfifo, os.unlink, "E_FS_TYPE"), (lambda c: os.symlink("nothing", c), os.unlink, "E_FS_MISSING")):
+            make(card)
+            for more in ([], ["--level", "header"]):
+                cf.assert_error(cf.run(VERIFY, "-q", root + "/out", *more), VERIFY, 6, code, "README.md")
+            remove(card)
+
+
 def unsharded_inputs():
     """Weights next to static scales of a file that is not at hand are compared to the byte, and experts of a layer have one scale."""
     with Scratch() as root:
@@ -401,4 +418,4 @@ def companions_by_header():
 
 
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, unsharded_damaged, unsharded_inputs, moved_rows, once, companions_by_header])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, unsharded_damaged, unsharded_card, unsharded_inputs, moved_rows, once, companions_by_header])
