@@ -38,7 +38,9 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
   size_t exact = mm_report_exact(r);
   mm_bar_clear();
   if (a->json) return mm_program_json(mm_report_json(r), true, err);
-  printf("against %s: %zu of %zu tensors exact", a->source, exact, r->count);
+  fputs("against ", stdout);
+  mm_show_to(stdout, a->source);
+  printf(": %zu of %zu tensors exact", exact, r->count);
   if (r->absent) printf("; %zu tensors are not in this directory", r->absent);
   puts("");
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
