@@ -537,6 +537,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .prefix = "", .importance = o->importance};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
+  if (hf->names_only && !hf->follow && !mm_hf_types_named(hf, err)) return false;
   if (hf->manifest && !mm_packed_agrees(hf->manifest, b.arch, &p->pack.model, err)) return false;
   if (!p->layout->roles.cuts && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),

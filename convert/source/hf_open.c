@@ -272,6 +272,18 @@ bool mm_hf_described(const mm_hf *hf) {
   return hf->quantization.method || !found;
 }
 
+bool mm_hf_types_named(const mm_hf *hf, mm_err *err) {
+  static const char *const ending[] = {".qweight", ".weight_packed", ".weight_scale", ".weight_scale_2", ".weight_scale_inv"};
+  const bool blocks = hf->quantization.block.n > 0; /* the last ending is of block FP8 */
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    for (size_t j = 0; j < sizeof ending / sizeof *ending - blocks; j++)
+      if (mm_ends_with(hf->tensor[i].original, ending[j]))
+        return mm_fail(err, MM_USAGE, "E_USAGE", mm_hf_at(hf, &hf->tensor[i]),
+                       "found --names-only with a quantised weight whose types this file says, expected BF16 or block FP8 "
+                       "(weight_scale_inv, with a weight_block_size)");
+  return true;
+}
+
 const char *mm_hf_description(size_t i) { return i < sizeof companion / sizeof *companion ? companion[i].file : NULL; }
 
 /* The quantization: in config.json (or its text model's part), or in a file of its own. */
