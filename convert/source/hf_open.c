@@ -56,9 +56,17 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
                  mm_hub_rest(hf->dir, rest, sizeof rest), hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
 }
 
+/* Weights of other kinds, by the end of a file's name. */
+static bool is_foreign(const char *dot) {
+  static const char *const end[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz"};
+  size_t i = 0;
+  while (i < sizeof end / sizeof *end && strcmp(dot, end[i]) != 0) i++;
+  return i < sizeof end / sizeof *end;
+}
+
 /* Neither an index nor the one file that needs none: says what weights lie there. */
 static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
-  char first[NAME_MAX + 1] = "";
+  char first[NAME_MAX + 1] = "", foreign[NAME_MAX + 1] = "";
   size_t count = 0;
   bool shards = false, ok;
   DIR *d = opendir(hf->dir);
@@ -67,6 +75,7 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
   while ((ok = mm_dir_next(d, hf->dir, &name, err)) && name) {
     const char *dot = strrchr(name, '.');
     const bool shard = strstr(name, "-of-") != NULL;
+    if (dot && is_foreign(dot) && (!*foreign || strcmp(name, foreign) < 0)) snprintf(foreign, sizeof foreign, "%s", name);
     if (!dot || strcmp(dot, ".safetensors") != 0 || (shards && !shard)) continue;
     if (shard && !shards) count = 0; /* other files do not count once there are shards */
     shards = shards || shard;
@@ -75,8 +84,9 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
   closedir(d);
   if (!ok) return false;
   if (count == 0)
-    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
-                   "found neither this index nor " MM_SINGLE_NAME " nor another weight file");
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL), "found %s, expected this index or " MM_SINGLE_NAME "%s",
+                   *foreign ? MM_ESCAPED(4 * NAME_MAX, foreign) : "no weight file",
+                   *foreign ? ": give the original checkpoint in safetensors" : "");
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
                  "found no index and no " MM_SINGLE_NAME ", but %zu weight file%s, first %s: fetch the index, too", count,
                  count == 1 ? "" : "s", MM_ESCAPED(4 * NAME_MAX, first));

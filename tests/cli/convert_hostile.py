@@ -82,6 +82,19 @@ def index_and_files():
     check(BAD, "E_JSON", INDEX, spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x"'))
     check(BAD, "E_FS_MISSING", "config.json", after=lambda s: os.remove(s + "/config.json"))
     check(BAD, "E_FS_MISSING", "no such directory", after=shutil.rmtree)
+
+    def only(*files):
+        def after(path):
+            for name in os.listdir(path):
+                if name != "config.json":
+                    os.remove(f"{path}/{name}")
+            for name in files:
+                with open(f"{path}/{name}", "wb") as f:
+                    f.write(b"GGUF")
+        return after
+    check(BAD, "E_FS_MISSING", "found no weight file, expected this index or model.safetensors", after=only("notes.txt"))
+    for first, *more in (("model-Q4_K.gguf", "x.gguf"), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"), ("consolidated.00.pth",)):
+        check(BAD, "E_FS_MISSING", f"found {first}, expected this index or model.safetensors: give the original", after=only(first, *more))
     for name, code, shown in (("\x1b[31mred", "E_NAME", r"\x1b[31mred"), ("été\u202e", "E_UNKNOWN", "été")):
         check(BAD, code, shown, spoil=lambda c, n=name: (c.tensors.update({n: ("U8", [1], b"1")}), c.file.update({n: SHARD1})))
 
