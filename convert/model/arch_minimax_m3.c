@@ -115,7 +115,7 @@ static bool no_index_value(mm_config c, const mm_model *m, mm_err *err) {
   if (!mm_config_layers(c, &list, m->layers, off, &found, err)) return false;
   for (uint32_t l = 0; found && l < m->layers; l++)
     if (m->attn[l] == MM_ATTN_SPARSE && !off[l])
-      return FEATURE("key \"sparse_disable_index_value\": entry %u: only 1 is supported of a sparse layer", l);
+      return FEATURE("key \"sparse_disable_index_value\": found 0 in entry %u, only 1 is supported of a sparse layer", l);
   return true;
 }
 
