@@ -300,7 +300,8 @@ static bool group_declared(const mm_hf *hf, const mm_matrix *x, mm_err *err) {
   for (unsigned i = 0; i < q->groups; i++) known = known || q->group[i] == g || (q->group[i] > x->cols && g == x->cols);
   const mm_hf_tensor *s = x->part[MM_SCALE].tensor;
   return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, s),
-                          "found a scale for every %u columns, expected one for every %u, a group_size of %s", g, q->group[0], q->path);
+                          "found a scale for every %u columns, expected one for every %u, a group_size of %s", g,
+                          (uint32_t)mm_min(q->group[0], x->cols), q->path);
 }
 
 static void mark_used(mm_hf *hf, const mm_site *p, const char *suffix) {

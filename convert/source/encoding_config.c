@@ -152,7 +152,7 @@ static bool read_format(const mm_declared *d, const char *older, const char **ou
 }
 
 static bool read_awq(mm_declared *d, mm_err *err) {
-  const char *version, *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
+  const char *version, *key = mm_json_type_of(mm_json_get(d->obj, "q_group_size")) == MM_JSON_NULL ? "group_size" : "q_group_size";
   if (!read_format(d, "version", &version, err)) return false;
   if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, "gemm", err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_bits(d, d->obj, "w_bit", false, err)) return false;
@@ -217,18 +217,16 @@ static bool read_modelopt(mm_declared *d, mm_err *err) {
 }
 
 static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
-  const char *type = word(w, "type"), *strategy, *order = word(w, "actorder");
-  const mm_json *symmetric = mm_json_get(w, "symmetric");
+  const char *strategy;
+  mm_module_group group;
   if (mm_json_type_of(w) == MM_JSON_NULL) return true;
-  if (!read_word(d, w, "strategy", &strategy, err)) return false;
-  if (!type) return bad(d, "config_groups", w, "weights with a type", err);
-  if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
+  if (!read_word(d, w, "strategy", &strategy, err) || !mm_module_group_read(d->path, w, &group, err)) return false;
+  if (strategy && strcasecmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err))
+    return false;
   if (!read_bits(d, w, "num_bits", false, err)) return false;
-  if (mm_json_type_of(symmetric) != MM_JSON_BOOL && mm_json_type_of(symmetric) != MM_JSON_NULL)
-    return bad(d, "symmetric", symmetric, "true or false", err);
-  if (strcmp(type, "int") != 0) return true;
-  d->zeros[mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric)]++;
-  d->order[order && strcmp(order, "group") == 0]++;
+  if (!group.integers) return true;
+  d->zeros[group.zeros]++;
+  d->order[group.order]++;
   return read_group(d, mm_json_get(w, "group_size"), "group_size", err);
 }
 

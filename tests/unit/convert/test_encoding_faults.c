@@ -300,6 +300,36 @@ TEST(test_configuration) {
   }
 }
 
+/* Every name that compressed-tensors has for columns out of the order of their groups, which only a g_idx places. */
+TEST(test_names_of_orders) {
+  static const struct {
+    const char *word;
+    bool order;
+  } row[] = {{"\"group\"", true},   {"\"GROUP\"", true},   {"\"dynamic\"", true}, {"true", true},
+             {"\"weight\"", false}, {"\"static\"", false}, {"false", false},      {"null", false}};
+  const src_options o = {.depth = SRC_READ, .quant = "f32"};
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    source *s = encoded(form_of("int4"));
+    src_config(s, "\"type\":\"int\"", "\"type\":\"%s\",\"actorder\":%s", row[i].order ? "INT" : "int", row[i].word);
+    src_write(s);
+    if (row[i].order)
+      src_refused(s, o, row[i].word, MM_BAD_INPUT, "E_Q_MISSING", "weight_g_idx\", expected both");
+    else
+      src_accepted(s, o, row[i].word);
+    src_close(s);
+  }
+  static const char *const bad[] = {"\"groups\"", "1", "[]"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    source *s = encoded(form_of("int4"));
+    char says[64];
+    snprintf(says, sizeof says, "key \"actorder\": found %s, expected group, ", bad[i]);
+    src_config(s, "\"type\":\"int\"", "\"type\":\"int\",\"actorder\":%s", bad[i]);
+    src_write(s);
+    src_refused(s, o, bad[i], MM_BAD_INPUT, "E_Q_CONFIG", says);
+    src_close(s);
+  }
+}
+
 /* GPTQ's zero points by config.json and by quantize_config.json, which other programs read. */
 TEST(test_two_configurations) {
   static const char *const text[] = {"{\"bits\":4,\"group_size\":8,\"format\":\"gptq_v2\"}", "{\"bits\":4,\"group_size\":8}"};
@@ -325,6 +355,8 @@ TEST(test_configuration_files) {
       {"GPTQ", "quantize_config.json", "{\"bits\":4,\"group_size\":8}", NULL, NULL},
       {"AWQ", "quant_config.json", "{\"w_bit\":4,\"q_group_size\":8,\"version\":\"GEMM\"}", NULL, NULL},
       {"AWQ", "quant_config.json", "{\"w_bit\":4,\"q_group_size\":16}", "E_Q_SHAPE", "src/quant_config.json"},
+      {"AWQ", "quant_config.json", "{\"q_group_size\":null,\"group_size\":8}", NULL, NULL},
+      {"AWQ", "quant_config.json", "{\"q_group_size\":-1}", "E_Q_SHAPE", "for every 8 columns, expected one for every 40, a group_size of"},
       {"GPTQ", "quant_config.json", "{\"q_group_size\":8}", "E_Q_CONFIG", "leaves open how zero points are stored"},
       {"int8", "quant_model_description.json", "{\"a.weight\":\"W8A8\"}", "E_Q_METHOD", "found quant_method \"ModelSlim\""},
       {"int8", "quant_model_description.json", "{\"quarot\":{\"R1\":1}}", "E_Q_TRANSFORM", "found weights rotated by \"quarot\""},
