@@ -377,6 +377,13 @@ def quantised(tmp, draft, tensors):
     for of, other, status in ((draft, None, 0), (tmp + "/other", None, 6), (None, out, 0), (None, tmp + "/packed", 0)):
         got = run("verify", out, "--source", other or source, *(["--draft", of] if of else []), "-q")
         assert got[0] == status and ("E_SOURCE" in got[1]) == (status == 6), (of, other, got)
+    for blanks in (1, 2):  # a header of any length: numbers lie at odd bytes, too
+        shutil.copytree(draft, f"{tmp}/longer{blanks}")
+        with open(f"{tmp}/longer{blanks}/model.safetensors", "r+b") as f:
+            size, whole = struct.unpack("<Q", f.read(8))[0], f.read()
+            f.seek(0)
+            f.write(struct.pack("<Q", size + blanks) + whole[:size] + b" " * blanks + whole[size:])
+        assert pack(f"{tmp}/fp8-longer{blanks}", source, "--draft", f"{tmp}/longer{blanks}", "--draft-quant", "block_fp8") == (0, "") and same(f"{tmp}/fp8-longer{blanks}", out)
     # Handed on, and what is quantised of a packed source: its numbers, once more if they are codes already.
     for i, (of, args) in enumerate(((out, ()), (out, ("--draft-quant", "block_fp8")), (out, ("--draft-quant", "none")), (tmp + "/packed", ("--draft-quant", "block_fp8")))):
         assert pack(f"{tmp}/fp8-{i}", of, "--tp", "2", *args) == (0, "") and same(f"{tmp}/fp8-{i}", out), args
