@@ -249,7 +249,8 @@ static bool check_name(reader *r, const char *name, size_t n, bool escaped) {
   for (size_t i = 0; escaped && i < n; i++) control = control || (uint8_t)name[i] < 0x20;
   if (control && !fault) fault = "holds a control character";
   if (!fault) return true;
-  return REFUSE(r, "E_NAME", "the tensor name \"%s\" %s", MM_ESCAPED_BYTES(1000, name, n), fault);
+  return REFUSE(r, "E_NAME", "found the tensor name \"%s\", which %s, expected 1 to 4096 bytes of text", MM_ESCAPED_BYTES(1000, name, n),
+                fault);
 }
 
 static bool read_entry(reader *r, const char *name, size_t n, bool escaped) {
