@@ -180,6 +180,20 @@ def finished(tmp, draft, tensors):
     assert run("convert", source, "-o", out, "--draft", draft, "--resume", "-q")[0] == 0
 
 
+def no_room(tmp, draft):
+    """Free space that the weights have, but not the draft, is found before anything is written."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0:
+        print("no_room: not run: needs unshare -rm")
+        return
+    out = tmp + "/packed/"
+    weights_alone = sum(os.path.getsize(out + x) for x in os.listdir(out) if x.startswith("model-")) // 4096 + 64
+    assert os.path.getsize(out + "draft.safetensors") > 64 * 4096 * 2
+    os.makedirs(tmp + "/small")
+    made = "mount -t tmpfs -o size=$1 none $2/small && $3 tests/data/tiny-m2 -o $2/small/o --draft $4 -q; got=$?; ls -A $2/small; exit $got"
+    r = subprocess.run(["unshare", "-rm", "sh", "-c", made, "sh", str(weights_alone * 4096), tmp, BIN + "minimax-convert", draft], capture_output=True, text=True, check=False, timeout=60)
+    assert r.returncode == 5 and "E_SPACE" in r.stderr and not r.stdout, r
+
+
 def changing(folder, tensors):
     """A draft that changes while the model is converted, here as the run waits for tokenizer.json, is not packed."""
     source, draft = folder + "/came", save(folder + "/changing", CONFIG, tensors)
@@ -484,6 +498,7 @@ def masks(tmp, tensors):
 def main(folder):
     tensors = weights()
     out = packed(folder, save(folder + "/draft", CONFIG, tensors), tensors)
+    no_room(folder, folder + "/draft")
     misfits(folder, tensors)
     finished(folder, folder + "/draft", tensors)
     exact(folder, tensors)
