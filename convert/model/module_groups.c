@@ -178,9 +178,9 @@ static bool matches(const target *t, const char *module, bool *hit, mm_err *err)
   if (!t->pattern.code) return true;
   mm_err reason = {0};
   return mm_pattern_match(&t->pattern, module, hit, &reason) ||
-         (reason.status == MM_USAGE
-              ? mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(NULL, NULL), "found an expression that takes too long: %s", reason.text)
-              : mm_fail_as(err, &reason));
+         (reason.status == MM_USAGE ? mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(NULL, NULL),
+                                              "found an expression that takes too long, expected a simpler one: %s", reason.text)
+                                    : mm_fail_as(err, &reason));
 }
 
 static bool same_group(const mm_module_group *a, const mm_module_group *b) {

@@ -263,7 +263,7 @@ static bool add_matrix(mm_hf *hf, size_t *cap, mm_whole w, mm_err *err) {
     snprintf(name, sizeof name, "%s%s", source, t->plane[i].suffix);
     snprintf(original, sizeof original, "%s%s", t->name, t->plane[i].suffix);
     if (!mm_shape_bytes(&x.shape, x.dtype, &x.bytes))
-      return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(hf->dir, name), "found a size beyond 64 bits");
+      return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(hf->dir, name), "found a size beyond 64 bits, expected a smaller one");
     if (!add_name(hf, cap, name, original, x, err)) return false;
   }
   mm_hf_tensor input = {
