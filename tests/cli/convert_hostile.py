@@ -444,6 +444,8 @@ def parallel_degree():
         check(USAGE, "E_USAGE", "--part", args=(f"--part={part}",))
     for level in ("0", "20", "+3", " 3", "-3", "3x", ""):
         check(USAGE, "E_USAGE", "--compress", args=(f"--compress=zstd:{level}",))
+    for option in ("--follow-quiet=0", "--follow-quiet=10", "--follow-timeout=3600"):  # as given as their defaults
+        check(USAGE, "E_USAGE", "without --follow", args=(option,))
 
 
 def values():
