@@ -358,6 +358,7 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
                       : a->force && !a->report                                      ? "--force goes with --report FILE"
                       : a->divergence && !a->source                                 ? "--divergence goes with --source SRC"
+                      : a->divergence && !a->report && !a->json                     ? "--divergence goes with --report FILE or --json"
                       : a->draft && !a->source                                      ? "--draft goes with --source SRC"
                       : a->divergence && a->report && mm_ends_with(a->report, ".csv")
                           ? "--divergence: found a .csv report, expected .json or .html"
