@@ -125,9 +125,7 @@ static char *open_calibration(const mm_convert_args *a, mm_calibration_files *c,
 }
 
 static void print_waiting(const char *name) {
-  fputs("waiting for ", stderr);
-  mm_show_to(stderr, name);
-  fputs(", which the plan needs\n", stderr);
+  fputs("waiting for ", stderr), mm_show_to(stderr, name), fputs(", which the plan needs\n", stderr);
 }
 
 /* Opens the source; one that is being downloaded as soon as its config and index, or its only file, are there. */
@@ -201,7 +199,9 @@ static bool parse_compress(const char *text, int *level, mm_err *err) {
   int end = 0;
   *level = 1;
   if (strcmp(text, "zstd") == 0) return true;
-  if (sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 && *level <= MM_FRAME_LEVEL_MAX) return true;
+  if (strspn(text, "zstd:0123456789") == strlen(text) && sscanf(text, "zstd:%2d%n", level, &end) == 1 && text[end] == 0 && *level >= 1 &&
+      *level <= MM_FRAME_LEVEL_MAX)
+    return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                  "--compress: found \"%s\", expected zstd or zstd:LEVEL with LEVEL from 1 to %d", text, MM_FRAME_LEVEL_MAX);
 }
@@ -237,14 +237,14 @@ static bool divide_memory(const mm_convert_args *a, const mm_plan *plan, int lev
 /* "I/N" with I below N. */
 static bool parse_shard(const char *text, uint32_t *shard, uint32_t *shards, mm_err *err) {
   int end = 0;
-  if (sscanf(text, "%9u/%9u%n", shard, shards, &end) == 2 && text[end] == 0 && *shard < *shards) return true;
+  const bool plain = strspn(text, "0123456789/") == strlen(text); /* no sign, no blank, which %u takes */
+  if (plain && sscanf(text, "%9u/%9u%n", shard, shards, &end) == 2 && text[end] == 0 && *shard < *shards) return true;
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--part: found \"%s\", expected I/N with I from 0 to N - 1", text);
 }
 
 /* This process's shard of the parts, then, in the first of several processes, what remains: publishing. */
 static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm_digest *manifest, mm_err *err) {
-  bool ok = mm_convert_run(plan, &o, &progress, manifest, err);
-  bool all = mm_mpi_all(ok); /* the first failure is reported by its own process */
+  bool ok = mm_convert_run(plan, &o, &progress, manifest, err), all = mm_mpi_all(ok); /* each process reports its own failure */
   if (a->processes == 1 || !ok) return ok;
   if (!all) return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed; --resume continues");
   if (a->process == 0) {
@@ -377,10 +377,13 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
 
 #define OPERANDS "SRC -o DIR"
 
-/* The rules of --follow and --delete-source, or NULL. */
-static const char *wrong_follow(const mm_convert_args *a, bool hf) {
-  const bool on = a->follow.on, frees = a->follow.frees;
+/* The rules of --follow and --delete-source, or NULL; sets what of their times is not given. */
+static const char *wrong_follow(mm_convert_args *a, bool hf) {
+  const bool on = a->follow.on, frees = a->follow.frees, timed = a->follow.timeout_s || a->follow.quiet_s != UINT64_MAX;
+  if (!a->follow.timeout_s) a->follow.timeout_s = 3600;
+  if (a->follow.quiet_s == UINT64_MAX) a->follow.quiet_s = 10;
   return frees && !on             ? "found --delete-source without --follow"
+         : timed && !on           ? "found --follow-timeout or --follow-quiet without --follow"
          : on && a->dry_run       ? "found --follow with --dry-run; --names-only plans without the weights"
          : on && hf               ? "found --follow with --layout hf, which copies what only the headers describe"
          : on && a->compress      ? "found --follow with --compress; minimax-archive pack makes an archive of the output"
@@ -451,7 +454,7 @@ static bool run_all(void *args, mm_err *err) {
 /* The options, before the command line is read with their defaults. */
 static mm_convert_args settings = {.layout = "packed",
                                    .align = "split",
-                                   .follow = {.timeout_s = 3600, .quiet_s = 10},
+                                   .follow = {.quiet_s = UINT64_MAX}, /* and timeout_s 0: neither is given */
                                    .cut = {.tp = 1, .ep = 1, .pp = 1},
                                    .commit_bytes = UINT64_C(64) << 20};
 

@@ -101,14 +101,17 @@ static bool header_ok(const uint8_t *frame, size_t packed) {
 bool mm_frame_unpack(mm_frame *f, const void *frame, size_t packed, unsigned stride, void *block, size_t n, mm_where where, mm_err *err) {
   if (!f->d && !(f->d = ZSTD_createDCtx())) return mm_fail_memory(err, 0);
   if (!header_ok(frame, packed))
-    return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "expected a zstd frame with its size and checksum and without a dictionary");
+    return mm_fail(err, MM_INTEGRITY, "E_FRAME", where,
+                   "found other bytes, expected a zstd frame with its size and checksum and without a dictionary");
   unsigned long long claimed = ZSTD_getFrameContentSize(frame, packed);
   if (claimed != n) return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "found a frame of %llu bytes, expected %zu", claimed, n);
   size_t length = ZSTD_findFrameCompressedSize(frame, packed);
   if (!ZSTD_isError(length) && length != packed)
-    return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "found a frame that ends after %zu of %zu bytes", length, packed);
+    return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "found a frame that ends after %zu bytes, expected %zu", length, packed);
   size_t got = ZSTD_isError(length) ? length : ZSTD_decompressDCtx(f->d, stride > 1 ? f->planes : block, n, frame, packed);
-  if (ZSTD_isError(got)) return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "zstd: %s", ZSTD_getErrorName(got));
+  if (ZSTD_isError(got))
+    return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "found a frame that zstd does not decode (%s), expected %zu bytes",
+                   ZSTD_getErrorName(got), n);
   if (got != n) return mm_fail(err, MM_INTEGRITY, "E_FRAME", where, "found %zu bytes, expected %zu", got, n);
   if (stride > 1) join(f->planes, n, stride, block);
   return true;

@@ -191,7 +191,7 @@ static bool keys_differ(const reader *r, const entry *e, size_t n) {
   size_t i = 1;
   while (i < n && (m[i - 1].first != m[i].first || strcmp(m[i - 1].of->item.key, m[i].of->item.key) != 0)) i++;
   const char *const key = i < n ? m[i].of->item.key : NULL;
-  if (key) REFUSE(r, m[i].of->at, "E_JSON", "found key \"%s\" twice", MM_ESCAPED(256, key));
+  if (key) REFUSE(r, m[i].of->at, "E_JSON", "found key \"%s\" twice, expected once", MM_ESCAPED(256, key));
   free(m);
   return !key;
 }
@@ -229,7 +229,7 @@ static const char *keep_text(reader *r, mm_scan_str s, size_t at) {
   if (!key) return NULL;
   const size_t n = mm_scan_copy(s, key);
   if (s.escaped && memchr(key, 0, n)) {
-    REFUSE(r, at, "E_JSON", "found a key with a NUL character");
+    REFUSE(r, at, "E_JSON", "found a key with a NUL character, expected text");
     return NULL;
   }
   now.key = key;

@@ -68,7 +68,7 @@ bool mm_json_need_str(const mm_json *obj, const char *key, const char **out, con
   if (!j) return false;
   *out = mm_json_str(j);
   if (strlen(*out) == mm_json_str_len(j)) return true;
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found a string with a NUL character", key);
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found a string with a NUL character, expected text", key);
 }
 
 bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_json_ctx *c, mm_err *err) {
@@ -81,7 +81,11 @@ bool mm_json_only_keys(const mm_json *obj, const char *const *keys, const mm_jso
     while (*k && strcmp(*k, key) != 0) k++;
     next = *k ? k + 1 : keys;
     if (*k) continue;
-    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "found unknown key \"%s\"", MM_ESCAPED(256, key));
+    char known[1024] = "";
+    size_t n = 0;
+    for (k = keys; *k && n < sizeof known; k++) n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", k == keys ? "" : ", ", *k);
+    return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "found unknown key \"%s\", expected none but %s", MM_ESCAPED(256, key),
+                   known);
   }
   return true;
 }

@@ -77,7 +77,7 @@ static const mm_json *objects(reader *r, const mm_json *obj, const char *key, si
   const mm_json *j = array(r, obj, key, lo, hi);
   for (size_t i = 0; j && i < mm_json_size(j); i++) {
     if (mm_json_type_of(mm_json_at(j, i)) == MM_JSON_OBJ) continue;
-    MM_REFUSE(&r->ctx, r->err, "key \"%s\": entry %zu: expected an object", key, i);
+    MM_REFUSE(&r->ctx, r->err, "key \"%s\": entry %zu: found %s, expected an object", key, i, MM_SHOWN_JSON(mm_json_at(j, i)));
     return NULL;
   }
   return j;
@@ -88,11 +88,12 @@ static bool only(reader *r, const mm_json *obj, const char *const *keys) { retur
 /* `count` numbers of 32 bits, as in a cell or a range. */
 static bool u32_list(reader *r, const mm_json *j, const char *key, size_t count, uint32_t *out) {
   if (mm_json_type_of(j) != MM_JSON_ARR || mm_json_size(j) != count)
-    return MM_REFUSE(&r->ctx, r->err, "key \"%s\": expected an array of %zu integers", key, count);
+    return MM_REFUSE(&r->ctx, r->err, "key \"%s\": found %s, expected an array of %zu integers", key, MM_SHOWN_JSON(j), count);
   for (size_t i = 0; i < count; i++) {
     const mm_json *v = mm_json_at(j, i);
     if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) > UINT32_MAX)
-      return MM_REFUSE(&r->ctx, r->err, "key \"%s\": entry %zu: expected an integer from 0 to %u", key, i, UINT32_MAX);
+      return MM_REFUSE(&r->ctx, r->err, "key \"%s\": entry %zu: found %s, expected an integer from 0 to %u", key, i, MM_SHOWN_JSON(v),
+                       UINT32_MAX);
     out[i] = (uint32_t)mm_json_int(v);
   }
   return true;
@@ -102,7 +103,7 @@ static char *text(reader *r, const mm_json *obj, const char *key, size_t min) {
   const char *s;
   if (!mm_json_need_str(obj, key, &s, &r->ctx, r->err)) return NULL;
   if (strlen(s) >= min) return mm_arena_strndup(&r->p->arena, s, strlen(s), r->err);
-  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found an empty string", key);
+  MM_REFUSE(&r->ctx, r->err, "key \"%s\": found an empty string, expected text", key);
   return NULL;
 }
 
@@ -114,20 +115,22 @@ static char *base_name(reader *r, const mm_json *obj, const char *key) {
   return NULL;
 }
 
-static bool no_digest(reader *r, const char *key) {
-  return MM_REFUSE(&r->ctx, r->err, "key \"%s\": expected a digest of %d lower-case hexadecimal digits", key, MM_HEX_LEN);
+static bool no_digest(reader *r, const char *key, const mm_json *found) {
+  return MM_REFUSE(&r->ctx, r->err, "key \"%s\": found %s, expected a digest of %d lower-case hexadecimal digits", key,
+                   MM_SHOWN_JSON(found), MM_HEX_LEN);
 }
 
 static bool digest(reader *r, const mm_json *obj, const char *key, mm_digest *out) {
   const mm_json *j = mm_json_get(obj, key);
-  return (mm_json_type_of(j) == MM_JSON_STR && mm_digest_parse(mm_json_str(j), mm_json_str_len(j), out)) || no_digest(r, key);
+  return (mm_json_type_of(j) == MM_JSON_STR && mm_digest_parse(mm_json_str(j), mm_json_str_len(j), out)) || no_digest(r, key, j);
 }
 
 /* Sorts names. */
 static bool unique(reader *r, const char **names, size_t count) {
   qsort(names, count, sizeof *names, mm_by_text);
   for (size_t i = 1; i < count; i++) {
-    if (strcmp(names[i - 1], names[i]) == 0) return MM_REFUSE(&r->ctx, r->err, "found \"%s\" twice", MM_ESCAPED(512, names[i]));
+    if (strcmp(names[i - 1], names[i]) == 0)
+      return MM_REFUSE(&r->ctx, r->err, "found \"%s\" twice, expected once", MM_ESCAPED(512, names[i]));
   }
   return true;
 }
@@ -142,7 +145,8 @@ static bool read_range(reader *r, const mm_cut *c, const mm_json *j, mm_range *o
   if ((uint64_t)v[0] + v[2] > c->local) return MM_REFUSE(&r->ctx, r->err, "found local %u + %u, expected at most %u", v[0], v[2], c->local);
   if ((uint64_t)v[1] + v[2] > c->whole) return MM_REFUSE(&r->ctx, r->err, "found whole %u + %u, expected at most %u", v[1], v[2], c->whole);
   if (v[1] > *covered)
-    return MM_REFUSE(&r->ctx, r->err, "found a start at %u, but the ranks before end at %llu", v[1], (unsigned long long)*covered);
+    return MM_REFUSE(&r->ctx, r->err, "found a start at %u, expected at most %llu, where the ranks before end", v[1],
+                     (unsigned long long)*covered);
   *covered = mm_max(*covered, (uint64_t)v[1] + v[2]);
   return true;
 }
@@ -155,7 +159,8 @@ static bool read_cut(reader *r, size_t i, const mm_json *j, mm_cut *out) {
   if (!only(r, j, keys) || !mm_json_need_str(j, "axis", &axis, &r->ctx, r->err)) return false;
   if (strcmp(axis, "none") == 0) return only(r, j, none_keys);
   out->axis = strcmp(axis, "rows") == 0 ? MM_AXIS_ROWS : strcmp(axis, "cols") == 0 ? MM_AXIS_COLS : MM_AXIS_NONE;
-  if (out->axis == MM_AXIS_NONE) return MM_REFUSE(&r->ctx, r->err, "key \"axis\": expected none, rows or cols");
+  if (out->axis == MM_AXIS_NONE)
+    return MM_REFUSE(&r->ctx, r->err, "key \"axis\": found \"%s\", expected none, rows or cols", MM_ESCAPED(64, axis));
   if (!extent(r, j, "whole", &out->whole) || !extent(r, j, "local", &out->local)) return false;
   const mm_json *ranks = array(r, j, "ranks", r->p->tp, r->p->tp);
   if (!ranks || !(out->rank = take(r, r->p->tp, sizeof *out->rank))) return false;
@@ -186,7 +191,8 @@ static bool read_plane(reader *r, const mm_json *j, mm_pack_plane *out) {
   uint32_t cell[2] = {0}, grid[2] = {0};
   if (!only(r, j, keys) || !(out->suffix = text(r, j, "suffix", 0)) || !mm_json_need_str(j, "dtype", &dtype, &r->ctx, r->err)) return false;
   if (!mm_dtype_parse(dtype, strlen(dtype), &out->dtype)) {
-    return MM_REFUSE(&r->ctx, r->err, "found unknown dtype \"%s\"", MM_ESCAPED(128, dtype));
+    return MM_REFUSE(&r->ctx, r->err, "found unknown dtype \"%s\", expected a safetensors type such as BF16 or F8_E4M3",
+                     MM_ESCAPED(128, dtype));
   }
   if (!u32_list(r, mm_json_get(j, "cell"), "cell", 2, cell)) return false;
   out->cell_n = cell[0];
@@ -205,7 +211,8 @@ static bool read_piece(reader *r, const mm_json *j, const mm_pack_tensor *t, uin
     return false;
   if (out->local_at != row)
     return MM_REFUSE(&r->ctx, r->err, "key \"at\": found %u, expected %llu", out->local_at, (unsigned long long)row);
-  if (out->cut >= r->p->cut_count) return MM_REFUSE(&r->ctx, r->err, "key \"cut\": found %u of %zu", out->cut, r->p->cut_count);
+  if (out->cut >= r->p->cut_count)
+    return MM_REFUSE(&r->ctx, r->err, "key \"cut\": found %u, expected one of %zu cuts", out->cut, r->p->cut_count);
   const mm_cut *c = &r->p->cut[out->cut];
   bool by_rows = c->axis == MM_AXIS_ROWS, by_cols = c->axis == MM_AXIS_COLS;
   uint32_t whole_rows = by_rows ? c->whole : out->local_rows, local_rows = by_rows ? c->local : out->local_rows;
@@ -223,7 +230,7 @@ static bool add_bytes(reader *r, const mm_pack_tensor *t, uint64_t *total) {
     mm_shape shape = mm_pack_plane_shape(t, i);
     uint64_t bytes;
     if (!mm_shape_bytes(&shape, t->plane[i].dtype, &bytes) || !mm_add(*total, bytes, total))
-      return MM_REFUSE(&r->ctx, r->err, "planes[%u]: its bytes cannot be counted", i);
+      return MM_REFUSE(&r->ctx, r->err, "planes[%u]: found a size beyond 64 bits, expected a smaller one", i);
   }
   return true;
 }
@@ -234,7 +241,7 @@ static bool read_input_scale(reader *r, const mm_json *j, float *out) {
   if (!mm_json_get(j, "input_scale")) return true;
   if (!mm_json_need_number(j, "input_scale", &v, &r->ctx, r->err)) return false;
   if (!(v > 0 && v <= (double)FLT_MAX && (double)(float)v == v))
-    return MM_REFUSE(&r->ctx, r->err, "key \"input_scale\": expected a positive F32");
+    return MM_REFUSE(&r->ctx, r->err, "key \"input_scale\": found %g, expected a positive F32", v);
   *out = (float)v;
   return true;
 }
@@ -248,7 +255,7 @@ static bool read_tensor(reader *r, size_t i, const mm_json *j, mm_pack_tensor *t
       !u32(r, j, "whole_lead", &t->whole_lead) || !extent(r, j, "rows", &t->rows) || !extent(r, j, "cols", &t->cols) ||
       !extent(r, j, "whole_cols", &t->whole_cols) || !read_input_scale(r, j, &t->input_scale))
     return false;
-  if (t->stage >= r->p->pp) return MM_REFUSE(&r->ctx, r->err, "key \"stage\": found %u of %u", t->stage, r->p->pp);
+  if (t->stage >= r->p->pp) return MM_REFUSE(&r->ctx, r->err, "key \"stage\": found %u, expected one of %u stages", t->stage, r->p->pp);
   if ((uint64_t)t->lead * r->p->ep != t->whole_lead)
     return MM_REFUSE(&r->ctx, r->err, "found lead %u of %u, expected whole_lead divided by ep %u", t->lead, t->whole_lead, r->p->ep);
   if (!mm_manifest_experts(r->p, t, j, &r->ctx, r->err)) return false;
@@ -311,12 +318,14 @@ static bool read_blocks(reader *r, const mm_json *j, bool wanted, mm_part *out) 
   mm_digest *block = NULL, unwanted;
   if (!blocks || (wanted && !(block = take(r, mm_json_size(blocks), sizeof *block)))) return false;
   for (size_t i = 0; (block || !mm_json_packed(blocks)) && i < mm_json_size(blocks); i++)
-    if (!mm_json_digest(blocks, i, block ? &block[i] : &unwanted)) return no_digest(r, "blocks");
+    if (!mm_json_digest(blocks, i, block ? &block[i] : &unwanted)) return no_digest(r, "blocks", mm_json_at(blocks, i));
   out->block = block;
   out->block_count = mm_json_size(blocks);
   if (!block) return true;
   const mm_digest root = mm_hash_root(out->block, out->block_count);
-  return mm_digest_equal(&root, &out->root) || MM_REFUSE(&r->ctx, r->err, "key \"root\": is not the digest of the blocks' digests");
+  return mm_digest_equal(&root, &out->root) ||
+         MM_REFUSE(&r->ctx, r->err, "key \"root\": found %s, expected %s, the digest of the blocks' digests",
+                   mm_digest_hex(&out->root).text, mm_digest_hex(&root).text);
 }
 
 static bool wants(const reader *r, uint32_t rank) {
@@ -330,7 +339,8 @@ static bool read_part(reader *r, uint32_t rank, uint32_t part, const mm_json *j,
   char name[64];
   mm_part_name(name, rank, part);
   const char *file = only(r, j, part_keys) ? text(r, j, "file", 1) : NULL;
-  if (file && strcmp(file, name) != 0) return MM_REFUSE(&r->ctx, r->err, "key \"file\": expected \"%s\"", name);
+  if (file && strcmp(file, name) != 0)
+    return MM_REFUSE(&r->ctx, r->err, "key \"file\": found \"%s\", expected \"%s\"", MM_ESCAPED(300, file), name);
   return file && read_blocks(r, j, wants(r, rank), out);
 }
 
@@ -354,7 +364,7 @@ static bool read_ranks(reader *r, const mm_json *root, const uint64_t *bytes) {
     }
     at_entry(r, "ranks", i);
     if (rank->part_count > 0 && total < bytes[i / p->tp])
-      return MM_REFUSE(&r->ctx, r->err, "found parts of %llu bytes for tensors of %llu", (unsigned long long)total,
+      return MM_REFUSE(&r->ctx, r->err, "found parts of %llu bytes, expected at least the %llu of its tensors", (unsigned long long)total,
                        (unsigned long long)bytes[i / p->tp]);
   }
   return true;
@@ -473,7 +483,8 @@ static bool check_ending(reader *r, const char *text, size_t n, const mm_digest 
   at_top(r);
   snprintf(ending, sizeof ending, MM_MANIFEST_ENDING, mm_digest_hex(found).text);
   return (n > ENDING_BYTES && memcmp(text + n - ENDING_BYTES, ending, ENDING_BYTES) == 0) ||
-         MM_REFUSE(&r->ctx, r->err, "key \"sha256\": is not the digest of the text before it");
+         MM_REFUSE(&r->ctx, r->err, "key \"sha256\": found another ending, expected %s, the digest of the text before it",
+                   mm_digest_hex(found).text);
 }
 
 /* Reads the fields of minimax-digests.json, which lists the files of an unsharded checkpoint. */

@@ -5,7 +5,7 @@
 
 bool mm_manifest_version(const mm_json *root, const char *wanted, int newest, int64_t *version, const mm_json_ctx *c, mm_err *err) {
   const char *format;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found %s, expected an object", MM_SHOWN_JSON(root));
   if (!mm_json_need_str(root, "format", &format, c, err)) return false;
   if (strcmp(format, wanted) != 0)
     return mm_fail(err, MM_UNSUPPORTED, "E_VERSION", mm_at(c->file, NULL), "found format \"%s\", expected \"%s\"", MM_ESCAPED(128, format),
@@ -38,11 +38,12 @@ static bool read_entry(mm_pack *p, const mm_json *j, mm_left_out *out, const mm_
   static const char *const keys[] = {"prefix", "tensors", "bytes", NULL};
   const char *prefix;
   int64_t tensors, bytes;
-  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "key \"left_out\": expected a list of objects");
+  if (mm_json_type_of(j) != MM_JSON_OBJ)
+    return MM_REFUSE(c, err, "key \"left_out\": found %s, expected a list of objects", MM_SHOWN_JSON(j));
   if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "prefix", &prefix, c, err) ||
       !mm_json_need_int(j, "tensors", 1, UINT32_MAX, &tensors, c, err) || !mm_json_need_int(j, "bytes", 0, INT64_MAX, &bytes, c, err))
     return false;
-  if (!prefix[0]) return MM_REFUSE(c, err, "key \"prefix\": found an empty string");
+  if (!prefix[0]) return MM_REFUSE(c, err, "key \"prefix\": found an empty string, expected text");
   *out = (mm_left_out){mm_arena_strndup(&p->arena, prefix, strlen(prefix), err), (uint64_t)tensors, (uint64_t)bytes};
   return out->prefix;
 }
@@ -56,13 +57,14 @@ bool mm_manifest_left_out(mm_pack *p, const mm_json *root, const mm_json_ctx *c,
     mm_left_out *x = &p->left_out[p->left_out_count];
     if (!read_entry(p, mm_json_at(list, p->left_out_count), x, c, err)) return false;
     if (p->left_out_count > 0 && strcmp(x[-1].prefix, x->prefix) >= 0)
-      return MM_REFUSE(c, err, "key \"left_out\": found prefixes that are not in ascending order");
+      return MM_REFUSE(c, err, "key \"left_out\": found other prefixes, expected them in ascending order");
   }
   return true;
 }
 
 bool mm_manifest_no_left_out(const mm_json *root, const mm_json_ctx *c, mm_err *err) {
-  return !mm_json_get(root, "left_out") || MM_REFUSE(c, err, "key \"left_out\": found it, but the model has no keys of version 3");
+  return !mm_json_get(root, "left_out") ||
+         MM_REFUSE(c, err, "key \"left_out\": found it, expected none as the model has no keys of version 3");
 }
 
 bool mm_manifest_experts(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const mm_json_ctx *c, mm_err *err) {
@@ -81,7 +83,7 @@ bool mm_manifest_experts(mm_pack *p, mm_pack_tensor *t, const mm_json *j, const 
     expert[i] = valid ? (uint32_t)mm_json_int(e) : UINT32_MAX;
   }
   if (!mm_pack_set_order(p, t, expert, &permutes, err)) return false;
-  return permutes || MM_REFUSE(c, err, "key \"experts\": expected each number from 0 to %u once", t->whole_lead - 1);
+  return permutes || MM_REFUSE(c, err, "key \"experts\": found other numbers, expected each from 0 to %u once", t->whole_lead - 1);
 }
 
 /* [expert, piece, steps] into *out. */
@@ -94,8 +96,8 @@ static bool read_step(const mm_pack_tensor *t, const mm_json *j, mm_global_step 
     if (valid) v[k] = mm_json_int(mm_json_at(j, k));
   }
   if (!valid || v[0] < 0 || v[0] >= experts || v[1] < 0 || v[1] >= t->piece_count || (v[2] != 1 && v[2] != -1))
-    return MM_REFUSE(c, err, "key \"global_steps\": expected entries of an expert below %u, a piece below %u, and 1 or -1", experts,
-                     t->piece_count);
+    return MM_REFUSE(c, err, "key \"global_steps\": found %s, expected entries of an expert below %u, a piece below %u, and 1 or -1",
+                     MM_SHOWN_JSON(j), experts, t->piece_count);
   *out = (mm_global_step){(uint32_t)v[0], (uint32_t)v[1], (int32_t)v[2]};
   return true;
 }
@@ -113,7 +115,7 @@ bool mm_manifest_global_steps(mm_pack *p, mm_pack_tensor *t, const mm_json *j, c
     mm_global_step *s = &t->step[t->step_count];
     if (!read_step(t, mm_json_at(list, t->step_count), s, c, err)) return false;
     if (t->step_count > 0 && (s[-1].expert > s->expert || (s[-1].expert == s->expert && s[-1].piece >= s->piece)))
-      return MM_REFUSE(c, err, "key \"global_steps\": found entries that are not in ascending order of experts and pieces");
+      return MM_REFUSE(c, err, "key \"global_steps\": found other entries, expected them in ascending order of experts and pieces");
   }
   return true;
 }

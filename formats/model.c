@@ -147,7 +147,8 @@ static bool read_word(const mm_json *obj, const field *f, int *out, const mm_jso
     *out = i;
     return true;
   }
-  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found unknown word \"%s\"", f->key, MM_ESCAPED(128, s));
+  return mm_fail(err, c->status, c->code, mm_at(c->file, NULL), "key \"%s\": found unknown word \"%s\", expected one such as \"%s\"",
+                 f->key, MM_ESCAPED(128, s), f->words[0]);
 }
 
 static bool read_deepnorm(const mm_json *obj, const char *key, mm_deepnorm *out, const mm_json_ctx *c, mm_err *err) {
@@ -181,13 +182,13 @@ static bool read_layers(mm_model *m, const mm_json *obj, const layer_list *x, bo
   const mm_json *list = mm_json_need(obj, x->key, MM_JSON_ARR, c, err);
   if (!list) return false;
   if (mm_json_size(list) != m->layers || m->layers > MM_MAX_LAYERS)
-    return MM_REFUSE(c, err, "key \"%s\": found %zu entries for %u layers (at most %d)", x->key, mm_json_size(list), m->layers,
-                     MM_MAX_LAYERS);
+    return MM_REFUSE(c, err, "key \"%s\": found %zu entries, expected one for each of %u layers (at most %d)", x->key, mm_json_size(list),
+                     m->layers, MM_MAX_LAYERS);
   for (uint32_t l = 0; l < m->layers; l++) {
     const mm_json *j = mm_json_at(list, l);
     const int64_t v = mm_json_int(j), most = more ? x->most : 1;
     if (mm_json_type_of(j) != MM_JSON_INT || v < 0 || v > most)
-      return MM_REFUSE(c, err, "key \"%s\": layer %u: expected %s", x->key, l, x->expected);
+      return MM_REFUSE(c, err, "key \"%s\": layer %u: found %s, expected %s", x->key, l, MM_SHOWN_JSON(j), x->expected);
     ((uint8_t *)m + x->offset)[l] = (uint8_t)v;
   }
   return true;

@@ -30,7 +30,8 @@ static bool read_all(const char *name, const uint8_t *text, uint64_t n, mm_recor
     memcpy(&check, text + at + LENGTH + length, CHECK);
     if (check != check_of(text + at + LENGTH, length)) {
       if (at + LENGTH + length + CHECK == n) break; /* torn */
-      return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(name, NULL, at), "found a damaged record with others behind it");
+      return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(name, NULL, at),
+                     "found a damaged record with others behind it, expected whole ones");
     }
     if (!fn(ctx, text + at + LENGTH, length, err)) return false;
     at += LENGTH + (uint64_t)length + CHECK;

@@ -176,7 +176,9 @@ static bool check_size(reader *r, const mm_st_tensor *t) {
   }
   char shape[256];
   mm_shape_text(&t->shape, shape, sizeof shape);
-  if (fault) return REFUSE(r, "E_SHAPE", "shape %s of %s: %s", shape, mm_dtype_name(t->dtype), fault);
+  if (fault)
+    return REFUSE(r, "E_SHAPE", "found shape %s of %s, expected a size in whole bytes below 2^64: %s", shape, mm_dtype_name(t->dtype),
+                  fault);
   return REFUSE(r, "E_SIZE", "found data_offsets of %" PRIu64 " bytes, expected %" PRIu64 " for shape %s of %s", t->bytes, bytes, shape,
                 mm_dtype_name(t->dtype));
 }
@@ -200,7 +202,7 @@ static bool read_tensor(reader *r, mm_st_tensor *t) {
     if (f == FIELDS) {
       return REFUSE(r, "E_FIELD", "found key \"%s\", expected dtype, shape and data_offsets only", MM_ESCAPED_BYTES(64, key, n));
     }
-    if (seen[f]) return REFUSE(r, "E_DUP_KEY", "found \"%s\" twice", field[f].name);
+    if (seen[f]) return REFUSE(r, "E_DUP_KEY", "found \"%s\" twice, expected once", field[f].name);
     seen[f] = true;
     bool ok = f == DTYPE   ? read_dtype(r, t)
               : f == SHAPE ? read_numbers(r, "E_SHAPE", "shape", t->shape.dim, MM_MAX_RANK, &t->shape.rank)
@@ -208,14 +210,14 @@ static bool read_tensor(reader *r, mm_st_tensor *t) {
     if (!ok) return false;
   }
   for (size_t f = 0; f < FIELDS; f++) {
-    if (!seen[f]) return REFUSE(r, "E_FIELD", "found no \"%s\"", field[f].name);
+    if (!seen[f]) return REFUSE(r, "E_FIELD", "found no \"%s\", expected dtype, shape and data_offsets", field[f].name);
   }
   return check_size(r, t);
 }
 
 static bool too_many(reader *r, size_t count, const char *what) {
   if (count < ENTRIES_MAX) return false;
-  REFUSE(r, "E_LIMIT", "found more than 1,000,000 %s", what);
+  REFUSE(r, "E_LIMIT", "found more %s, expected at most 1,000,000", what);
   return true;
 }
 
@@ -247,7 +249,8 @@ static bool check_name(reader *r, const char *name, size_t n, bool escaped) {
   for (size_t i = 0; escaped && i < n; i++) control = control || (uint8_t)name[i] < 0x20;
   if (control && !fault) fault = "holds a control character";
   if (!fault) return true;
-  return REFUSE(r, "E_NAME", "the tensor name \"%s\" %s", MM_ESCAPED_BYTES(1000, name, n), fault);
+  return REFUSE(r, "E_NAME", "found the tensor name \"%s\", which %s, expected 1 to 4096 bytes of text", MM_ESCAPED_BYTES(1000, name, n),
+                fault);
 }
 
 static bool read_entry(reader *r, const char *name, size_t n, bool escaped) {
@@ -274,7 +277,7 @@ static bool read_header(reader *r) {
     const char *name;
     if (!mm_scan_key(&r->scan, &s, r->err) || !(name = text_of(r, s, &n))) return false;
     if (n == sizeof meta - 1 && memcmp(name, meta, n) == 0) {
-      if (metadata) return REFUSE(r, "E_DUP_KEY", "found \"__metadata__\" twice");
+      if (metadata) return REFUSE(r, "E_DUP_KEY", "found \"__metadata__\" twice, expected once");
       metadata = true;
       if (!read_metadata(r)) return false;
     } else if (!read_entry(r, name, n, s.escaped)) {
@@ -297,14 +300,14 @@ static bool sort_and_check_names(reader *r) {
   mm_sort(st->tensor, st->count, sizeof *st->tensor, mm_by_text);
   for (size_t i = 1; i < st->count; i++) {
     if (strcmp(st->tensor[i - 1].name, st->tensor[i].name) == 0) {
-      return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, st->tensor[i].name), "found twice in the header");
+      return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, st->tensor[i].name), "found twice in the header, expected once");
     }
   }
   mm_sort(st->metadata, st->metadata_count, sizeof *st->metadata, mm_by_text);
   for (size_t i = 1; i < st->metadata_count; i++) {
     const char *key = st->metadata[i].key;
     if (strcmp(st->metadata[i - 1].key, key) == 0) {
-      return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, NULL), "__metadata__: found key \"%s\" twice",
+      return mm_fail(r->err, r->scan.status, "E_DUP_KEY", mm_at(st->path, NULL), "__metadata__: found key \"%s\" twice, expected once",
                      MM_ESCAPED(1000, key));
     }
   }
@@ -320,13 +323,13 @@ static bool check_tiling(reader *r, mm_st_tensor *const *order, uint64_t data_by
     const mm_st_tensor *t = order[i];
     if (t->offset > end) {
       return mm_fail(r->err, r->scan.status, "E_HOLE", mm_at(st->path, t->name),
-                     "begins at data byte %" PRIu64 ", expected %" PRIu64 ": %" PRIu64 " bytes before it belong to no tensor", t->offset,
-                     end, t->offset - end);
+                     "found its first byte at data byte %" PRIu64 ", expected %" PRIu64 ": %" PRIu64 " bytes before it belong to no tensor",
+                     t->offset, end, t->offset - end);
     }
     if (t->offset < end) {
       const char *name = order[i - 1]->name;
       return mm_fail(r->err, r->scan.status, "E_OVERLAP", mm_at(st->path, t->name),
-                     "begins at data byte %" PRIu64 ", expected %" PRIu64 ", where tensor \"%s\" ends", t->offset, end,
+                     "found its first byte at data byte %" PRIu64 ", expected %" PRIu64 ", where tensor \"%s\" ends", t->offset, end,
                      MM_ESCAPED(256, name));
     }
     end = t->offset + t->bytes;
@@ -334,9 +337,9 @@ static bool check_tiling(reader *r, mm_st_tensor *const *order, uint64_t data_by
   }
   if (cut) {
     return mm_fail(r->err, r->scan.status, "E_TRUNCATED", mm_at(st->path, cut->name),
-                   "ends at data byte %" PRIu64 ", but the file ends at data byte %" PRIu64 " (the header describes %" PRIu64
-                   " data bytes, %" PRIu64 " are missing): an interrupted download?",
-                   cut->offset + cut->bytes, data_bytes, end, end - data_bytes);
+                   "found the file's end at data byte %" PRIu64 ", expected this tensor to end at %" PRIu64
+                   " (the header describes %" PRIu64 " data bytes, %" PRIu64 " are missing): an interrupted download?",
+                   data_bytes, cut->offset + cut->bytes, end, end - data_bytes);
   }
   if (end < data_bytes) {
     return mm_fail(r->err, r->scan.status, "E_TRAILING", mm_at_offset(st->path, NULL, st->data_start + end),
@@ -417,6 +420,12 @@ void mm_st_close(mm_st *st) {
 const mm_st_tensor *mm_st_find(const mm_st *st, const char *name) {
   mm_st_tensor wanted = {.name = name};
   return st->count ? bsearch(&wanted, st->tensor, st->count, sizeof wanted, mm_by_text) : NULL;
+}
+
+const char *mm_st_meta_find(const mm_st *st, const char *key) {
+  for (size_t i = 0; i < st->metadata_count; i++)
+    if (strcmp(st->metadata[i].key, key) == 0) return st->metadata[i].value;
+  return NULL;
 }
 
 /* Writing */

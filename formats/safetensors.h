@@ -50,6 +50,8 @@ MM_MUST_USE bool mm_st_parse(mm_st *st, const char *path, const void *header, si
 void mm_st_close(mm_st *st); /* accepts a zeroed or half-opened one */
 /* Binary search; NULL when absent. */
 const mm_st_tensor *mm_st_find(const mm_st *st, const char *name);
+/* The value of a key of the metadata; NULL when absent. */
+const char *mm_st_meta_find(const mm_st *st, const char *key);
 
 /* The header of a new file: tensors in file order (dtype, shape, name; offset and bytes are ignored and recomputed as a
  * dense sequence), metadata pairs, padded with spaces so that data starts on a multiple of `align`. Returns malloc'ed

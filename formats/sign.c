@@ -47,7 +47,7 @@ static bool other_half(const char *text, bool private_key, const char *path, mm_
                    MM_ESCAPED(512, path));
   if (private_key && holds_public && !holds_private)
     return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "found a public key, expected the private key of the pair in PEM");
-  return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "expected a %s key in PEM",
+  return mm_fail(err, MM_BAD_INPUT, "E_KEY", mm_at(path, NULL), "found other text, expected a %s key in PEM",
                  private_key ? "private (and not encrypted)" : "public");
 }
 
@@ -95,7 +95,8 @@ bool mm_key_verify(const mm_key *k, const void *data, size_t n, const uint8_t *s
   bool good = ready && EVP_DigestVerify(c, signature, length, data, n) == 1;
   EVP_MD_CTX_free(c);
   if (!ready) return failed(err, "verifying");
-  return good || mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", where, "the signature is not that of the given key over this statement");
+  return good ||
+         mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", where, "found another signature, expected that of the given key over this statement");
 }
 
 char *mm_base64(const void *data, size_t n, mm_err *err) {
@@ -118,6 +119,6 @@ uint8_t *mm_base64_parse(const char *text, size_t *n, mm_where where, mm_err *er
   free(again);
   if (same) return data;
   free(data);
-  mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", where, "expected base64");
+  mm_fail(err, MM_INTEGRITY, "E_SIGNATURE", where, "found other text, expected base64");
   return NULL;
 }

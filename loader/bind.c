@@ -96,7 +96,7 @@ static bool bind(const binding *b, const char *name, form f, mm_packed *out) {
   const uint32_t rank = b->stage * b->s->pack.tp + b->rank;
   const bool here = b->fill && t && t->stage == b->stage;
   if (!t || (here && !b->s->rank[rank].plane))
-    return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", mm_at(b->s->pack.dir, name), "rank %u has none", rank);
+    return mm_fail(b->err, MM_INTEGRITY, "E_MISSING", mm_at(b->s->pack.dir, name), "found none on rank %u, expected one", rank);
   if (!check(b, t, &f)) return false;
   if (here) *out = mm_shards_tensor(b->s, rank, (size_t)(t - b->s->pack.tensor));
   return true;
@@ -170,7 +170,7 @@ static bool bind_order(const binding *b, uint32_t l, mm_layer_weights *w) {
                  *y = find(b, MM_FORMATTED(64, "model.layers.%u.block_sparse_moe.experts.w2_weight", l))->order.index;
   w->expert_index = y;
   return x == y || (x && y && memcmp(x, y, b->m->experts * sizeof *x) == 0) ||
-         mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", mm_at(b->s->pack.dir, up), "found experts in another order than those of w2_weight");
+         mm_fail(b->err, MM_INTEGRITY, "E_SHAPE", mm_at(b->s->pack.dir, up), "found experts in another order, expected that of w2_weight");
 }
 
 static bool bind_experts(const binding *b, uint32_t l, mm_layer_weights *w) {
@@ -306,7 +306,7 @@ bool mm_bind(mm_rank_weights *w, const mm_shards *s, uint32_t rank, mm_err *err)
     ok = bind_all(&b, w);
     w->expert_first = w->rank / (p->tp / p->ep) * (p->model.experts / p->ep);
     if (ok && w->layer_first >= w->layer_end)
-      ok = mm_fail(err, MM_INTEGRITY, "E_PARALLEL", mm_at(p->dir, NULL), "stage %u: found no layer", b.stage);
+      ok = mm_fail(err, MM_INTEGRITY, "E_PARALLEL", mm_at(p->dir, NULL), "stage %u: found no layer, expected at least one", b.stage);
   }
   free(b.sorted);
   if (!ok) mm_bind_close(w);

@@ -19,7 +19,8 @@ bool mm_nothing_else(const char *dir, bool (*listed)(const void *ctx, const char
   const char *name;
   while ((ok = mm_dir_next(d, dir, &name, err)) && name) {
     if (listed(ctx, name)) continue;
-    ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(mm_path_of(dir, name).text, NULL), "found a file that the manifest does not list");
+    ok = mm_fail(err, MM_INTEGRITY, "E_EXTRA", mm_at(mm_path_of(dir, name).text, NULL),
+                 "found a file that the manifest does not list, expected none");
     break;
   }
   closedir(d);
@@ -88,7 +89,8 @@ bool mm_verify_companion(const mm_pack *p, const mm_pack_file *f, char **text, m
   const mm_digest d = *text ? mm_sha256(*text, n) : (mm_digest){{0}};
   bool ok = *text;
   if (ok && (n != f->size || !mm_digest_equal(&d, &f->sha256)))
-    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other contents than the manifest's sha256");
+    ok = mm_fail(&e, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other contents, expected the manifest's sha256 %s",
+                 mm_digest_hex(&f->sha256).text);
   if (ok) return true;
   free(*text);
   *text = NULL;

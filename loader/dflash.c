@@ -318,8 +318,8 @@ bool mm_dflash_finite(const mm_st_tensor *t, const uint8_t *data, const char *pa
   for (uint64_t at = 0; checked && at < t->bytes; at += size) {
     if (is_finite(data + t->offset + at, size)) continue;
     if (!found)
-      return mm_fail(err, status, "E_NONFINITE", mm_at_offset(path, t->name, t->offset + at), "found NaN or infinity at element %llu",
-                     (unsigned long long)(at / size));
+      return mm_fail(err, status, "E_NONFINITE", mm_at_offset(path, t->name, t->offset + at),
+                     "found NaN or infinity at element %llu, expected finite values", (unsigned long long)(at / size));
     ++*found;
   }
   return true;
@@ -346,7 +346,7 @@ static bool bind_plane(mm_dflash *d, mm_packed *w, const mm_dflash_tensor *want,
   mm_dflash_stored s;
   mm_dflash_stored_at(want, plane, MM_BF16, &s);
   const mm_st_tensor *t = mm_st_find(&d->st, s.name);
-  if (!t) return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, s.name), "found no such tensor");
+  if (!t) return mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, s.name), "found no such tensor, expected one as in its config");
   const mm_scheme *scheme = want->scheme                                ? t->dtype == s.dtype ? want->scheme : NULL
                             : t->dtype == MM_BF16 || t->dtype == MM_F32 ? mm_scheme_plain(t->dtype)
                                                                         : NULL;
@@ -369,7 +369,8 @@ static bool bind(mm_dflash *d, const mm_dflash_tensor *want, uint32_t *count, mm
   *count += planes;
   if (want->ids) {
     const mm_st_tensor *t = mm_st_find(&d->st, want->name);
-    return t ? bind_ids(d, t, want, err) : mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found no such tensor");
+    return t ? bind_ids(d, t, want, err)
+             : mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(d->st.path, want->name), "found no such tensor, expected one as in its config");
   }
   *w = (mm_packed){.lead = 1, .n = want->rows, .k = want->cols ? want->cols : 1};
   for (unsigned p = 0; p < planes; p++)
@@ -403,10 +404,9 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
   const mm_path path = mm_path_of(dir, MM_DFLASH_FILE);
   *d = (mm_dflash){0};
   bool ok = mm_file_listed(path.text, err) && mm_st_open(&d->st, path.text, MM_INTEGRITY, err) && map_file(d, path.text, err);
-  const char *text = NULL;
-  for (size_t i = 0; ok && i < d->st.metadata_count; i++)
-    if (strcmp(d->st.metadata[i].key, MM_DFLASH_KEY) == 0) text = d->st.metadata[i].value;
-  ok = ok && (text || mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(path.text, NULL), "found no %s in its metadata", MM_DFLASH_KEY));
+  const char *const text = ok ? mm_st_meta_find(&d->st, MM_DFLASH_KEY) : NULL;
+  ok = ok &&
+       (text || mm_fail(err, MM_INTEGRITY, "E_DRAFT", mm_at(path.text, NULL), "found no %s in its metadata, expected one", MM_DFLASH_KEY));
   ok = ok && text && mm_dflash_parse(&d->c, text, path.text, MM_INTEGRITY, err) &&
        mm_dflash_fits(&d->c, path.text, target, MM_INTEGRITY, err);
   mm_dflash_tensor t;
@@ -421,7 +421,8 @@ bool mm_dflash_open(mm_dflash *d, const char *dir, const mm_model *target, mm_er
 bool mm_dflash_verify(const mm_dflash *d, const mm_pack_file *f, mm_err *err) {
   const mm_digest found = mm_sha256(d->map.data, d->map.size);
   return (d->map.size == f->size && mm_digest_equal(&found, &f->sha256)) ||
-         mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(d->st.path, NULL), "found other contents than the manifest's sha256");
+         mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(d->st.path, NULL), "found other contents, expected the manifest's sha256 %s",
+                 mm_digest_hex(&f->sha256).text);
 }
 
 /* Scales are such that their scheme has. */

@@ -38,7 +38,9 @@ static bool print_errors(const mm_verify_args *a, const mm_error_report *r, mm_e
   size_t exact = mm_report_exact(r);
   mm_bar_clear();
   if (a->json) return mm_program_json(mm_report_json(r), true, err);
-  printf("against %s: %zu of %zu tensors exact", a->source, exact, r->count);
+  fputs("against ", stdout);
+  mm_show_to(stdout, a->source);
+  printf(": %zu of %zu tensors exact", exact, r->count);
   if (r->absent) printf("; %zu tensors are not in this directory", r->absent);
   puts("");
   size_t shown = a->list ? r->count : mm_min(5, r->count - exact);
@@ -259,10 +261,12 @@ static bool plan_unsharded(mm_plan *plan, mm_hf *hf, mm_plan_options *o, const m
   return ok;
 }
 
-/* Opens the unsharded checkpoint itself: malformed files are damage here, not a bad source. */
-static bool open_made(mm_hf *made, const char *dir, const mm_hf_options *o, mm_err *err) {
+/* Opens the unsharded checkpoint itself, whose index and headers must agree: malformed files are damage here, not a bad source. NaN is not
+ * allowed, as a conversion stores 0 where its source was not finite. */
+static bool open_made(mm_hf *made, const mm_verify_args *a, const mm_pack *p, mm_err *err) {
+  const mm_hf_options o = {.allow_outside_links = true, .one_thread = a->threads == 1};
   mm_err reason = {0};
-  return mm_hf_open(made, dir, o, &reason) || mm_fail_damaged(err, &reason);
+  return (mm_hf_open(made, a->dir, &o, &reason) || mm_fail_damaged(err, &reason)) && mm_exact_index(made, p, err);
 }
 
 /* Where the recipe took static scales of activations from a file, the plan has those of the checkpoint: the file is not at hand. */
@@ -277,13 +281,11 @@ static bool scales_of_made(mm_act_scales *s, mm_plan_options *o, const mm_hf *ma
   return ok;
 }
 
-static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
-  mm_hf hf = {0}, made = {0};
+static bool unsharded_against_source(const mm_verify_args *a, mm_hf *made, const mm_pack *p, mm_err *err) {
+  mm_hf hf = {0};
   mm_act_scales scales = {0};
   mm_plan plan = {0};
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
-  mm_hf_options mo = ho;
-  mo.allow_nonfinite = false; /* a conversion stores 0 where its source was not finite */
   mm_plan_options po = {.quant = p->quant,
                         .made = true,
                         .tp = 1,
@@ -298,18 +300,17 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
       .dir = a->dir, .source = a->source, .quant = p->quant, .tool = p->tool, .manifest = self.text, .plan = laid.text, .unscaled = true};
   mm_json *divergence = NULL;
   const bool begun = mm_manifest_hex(p, &self, err) && read_divergence(a, &r, &divergence, err);
-  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && open_made(&made, a->dir, &mo, err) &&
-            scales_of_made(&scales, &po, &made, err) && plan_unsharded(&plan, &hf, &po, &(mm_made){&made, p}, err) &&
-            mm_exact_words(&plan, p, err) && mm_exact_texts(&plan, &made, p, err) &&
-            mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) && mm_exact_unsharded(&plan, &made, p, (unsigned)a->threads, err) &&
-            mm_compare_unsharded(&plan, &(mm_made){&made, p}, (unsigned)a->threads, &r.row, &r.count, err);
+  bool ok = begun && mm_hf_open(&hf, a->source, &ho, err) && scales_of_made(&scales, &po, made, err) &&
+            plan_unsharded(&plan, &hf, &po, &(mm_made){made, p}, err) && mm_exact_words(&plan, p, err) &&
+            mm_exact_texts(&plan, made, p, err) && mm_companions_same(&plan, p, NULL, MM_TOKENIZER_IMAGE, err) &&
+            mm_exact_unsharded(&plan, made, p, (unsigned)a->threads, err) &&
+            mm_compare_unsharded(&plan, &(mm_made){made, p}, (unsigned)a->threads, &r.row, &r.count, err);
   if (begun && !ok && err->status == MM_USAGE) err->status = MM_UNSUPPORTED; /* the digests' words, not the user's */
   ok = ok && report_errors(a, &r, err);
   free(r.row);
   mm_json_free(divergence);
   mm_plan_close(&plan);
   mm_act_scales_close(&scales);
-  mm_hf_close(&made);
   mm_hf_close(&hf);
   return ok;
 }
@@ -317,6 +318,7 @@ static bool unsharded_against_source(const mm_verify_args *a, const mm_pack *p, 
 /* Verifies the output of minimax-convert --layout hf by the digests file in its directory. */
 static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) {
   mm_pack p = {0};
+  mm_hf made = {0};
   size_t seen = 0;
   uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
   bool ok = mm_digests_open(&p, a->dir, err) && mm_unsharded_listing(&p, err);
@@ -328,10 +330,13 @@ static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) 
   double start = mm_now();
   mm_bar_verb(bar, "hashing");
   ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
-  mm_looked looked = {.p = &p, .unsharded = true, .seconds = mm_now() - start};
+  const double seconds = mm_now() - start;
+  ok = ok && open_made(&made, a, &p, err);
+  mm_looked looked = {.p = &p, .unsharded = true, .seconds = seconds};
   if (ok) count_parts(&looked, a);
   mm_bar_verb(bar, "comparing");
-  ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &p, err));
+  ok = ok && say(a, &looked, err) && (a->level < MM_LEVEL_SOURCE || unsharded_against_source(a, &made, &p, err));
+  mm_hf_close(&made);
   mm_pack_close(&p);
   return ok;
 }
@@ -353,6 +358,7 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   const char *wrong = !a->source && (a->report || isfinite(a->min_sqnr) || a->list) ? "--report, --min-sqnr and --list go with --source SRC"
                       : a->force && !a->report                                      ? "--force goes with --report FILE"
                       : a->divergence && !a->source                                 ? "--divergence goes with --source SRC"
+                      : a->divergence && !a->report && !a->json                     ? "--divergence goes with --report FILE or --json"
                       : a->draft && !a->source                                      ? "--draft goes with --source SRC"
                       : a->divergence && a->report && mm_ends_with(a->report, ".csv")
                           ? "--divergence: found a .csv report, expected .json or .html"

@@ -193,7 +193,7 @@ static bool find_cells(const regrouping *g, const plane_copy *x, uint32_t a, cel
   const mm_shard_rank *file = &g->s->rank[rank];
   if (!file->plane)
     return mm_fail(g->err, MM_INTEGRITY, "E_MISSING", mm_at(p->dir, now->name),
-                   "rank %u has none, and rank %u takes some of it under --dp %u", rank, x->rank, p->tp / g->ranks);
+                   "found none on rank %u, expected one, as rank %u takes some of it under --dp %u", rank, x->rank, p->tp / g->ranks);
   const mm_shard_plane *at = &file->plane[x->tensor * MM_PACK_PLANES + x->plane];
   const size_t cells = cell_n ? (held->piece[k].local_at + r.at) / cell_n : 0;
   *to = (cells_at){file->map[at->part].data + at->offset + cells * row_cells(held, x->plane) * element(now, x->plane), own.at};

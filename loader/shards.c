@@ -20,12 +20,6 @@ typedef struct opening {
   mm_err *err;
 } opening;
 
-static const char *metadata(const mm_st *st, const char *key) {
-  for (size_t i = 0; i < st->metadata_count; i++)
-    if (strcmp(st->metadata[i].key, key) == 0) return st->metadata[i].value;
-  return "nothing";
-}
-
 /* A part says itself whose part it is and of which plan, so that files of two runs, ranks or places never mix. */
 static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_index) {
   const mm_hex plan = mm_digest_hex(&o->pack->plan);
@@ -36,10 +30,10 @@ static bool check_metadata(const opening *o, const mm_st *st, uint32_t part_inde
                                      {"part", MM_FORMATTED(16, "%u", part_index)},
                                      {"plan", plan.text}};
   for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
-    const char *found = metadata(st, expected[i][0]);
-    if (strcmp(found, expected[i][1]) == 0) continue;
+    const char *found = mm_st_meta_find(st, expected[i][0]);
+    if (found && strcmp(found, expected[i][1]) == 0) continue;
     return mm_fail(o->err, MM_INTEGRITY, "E_PART", mm_at(st->path, NULL), "metadata \"%s\": found %s, expected %s", expected[i][0],
-                   MM_ESCAPED(128, found), expected[i][1]);
+                   found ? MM_ESCAPED(128, found) : "nothing", expected[i][1]);
   }
   return true;
 }
@@ -67,7 +61,8 @@ static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shar
   uint32_t part = o->at;
   const mm_st_tensor *at = part < parts ? mm_st_find(&o->st[part], name) : NULL;
   for (uint32_t i = 0; !at && i < parts; i++) at = mm_st_find(&o->st[part = i], name);
-  if (!at) return mm_fail(o->err, MM_INTEGRITY, "E_MISSING", mm_at(o->pack->dir, name), "found in no part of rank %u", o->rank);
+  if (!at)
+    return mm_fail(o->err, MM_INTEGRITY, "E_MISSING", mm_at(o->pack->dir, name), "found in no part of rank %u, expected in one", o->rank);
   o->at = part;
   const char *file = o->st[part].path;
   mm_shape shape = mm_pack_plane_shape(t, p);
@@ -77,7 +72,8 @@ static bool place_plane(opening *o, const mm_pack_tensor *t, unsigned p, mm_shar
                    mm_shape_text(&shape, expected, sizeof expected));
   size_t align = mm_max(1, mm_dtype_size(at->dtype));
   if (at->offset % align != 0)
-    return mm_fail(o->err, MM_INTEGRITY, "E_ALIGN", mm_at_offset(file, name, at->offset), "expected a multiple of %zu", align);
+    return mm_fail(o->err, MM_INTEGRITY, "E_ALIGN", mm_at_offset(file, name, at->offset), "found this offset, expected a multiple of %zu",
+                   align);
   o->used[part][at - o->st[part].tensor] = true;
   *out = (mm_shard_plane){.part = part, .offset = at->offset, .bytes = at->bytes};
   return true;
@@ -90,7 +86,8 @@ static bool place_planes(opening *o) {
   for (size_t part = 0; part < o->pack->rank[o->rank].part_count; part++)
     for (size_t i = 0; i < o->st[part].count; i++)
       if (!o->used[part][i])
-        return mm_fail(o->err, MM_INTEGRITY, "E_EXTRA", mm_at(o->st[part].path, o->st[part].tensor[i].name), "not in the manifest");
+        return mm_fail(o->err, MM_INTEGRITY, "E_EXTRA", mm_at(o->st[part].path, o->st[part].tensor[i].name),
+                       "found a tensor that is not in the manifest, expected none");
   return true;
 }
 
@@ -147,7 +144,8 @@ static bool cut_along_cells(const mm_pack *pack, const mm_pack_tensor *t, unsign
 static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *err) {
   const mm_scheme *s = mm_scheme_find(t->scheme);
   if (!s)
-    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\"", MM_ESCAPED(64, t->scheme));
+    return mm_fail(err, MM_UNSUPPORTED, "E_SCHEME", mm_at(pack->dir, t->name), "found unknown scheme \"%s\", expected one of this version",
+                   MM_ESCAPED(64, t->scheme));
   bool same = t->plane_count == s->plane_count;
   for (unsigned p = 0; same && p < t->plane_count; p++) {
     const mm_pack_plane *a = &t->plane[p];
@@ -155,11 +153,11 @@ static bool check_scheme(const mm_pack *pack, const mm_pack_tensor *t, mm_err *e
     same = a->dtype == b->dtype && strcmp(a->suffix, b->suffix) == 0 && same_or_finer(a->cell_n, b->cell.n, b->scale) &&
            same_or_finer(a->cell_k, b->cell.k, b->scale);
   }
-  if (!same) return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "its planes are not those of %s", s->name);
+  if (!same) return mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found other planes, expected those of %s", s->name);
   for (unsigned p = 0; p < t->plane_count; p++)
     if (!cut_along_cells(pack, t, p, !s->plane[p].scale, err)) return false;
   return t->input_scale == 0 || mm_act_formats[s->act].fixed ||
-         mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, which %s does not have", s->name);
+         mm_fail(err, MM_INTEGRITY, "E_SCHEME", mm_at(pack->dir, t->name), "found an input_scale, expected none of %s", s->name);
 }
 
 /* A grid before cuts is the scheme's or finer, what is stored the same or finer again. */

@@ -38,7 +38,8 @@ static bool verify_block(const mm_shards *s, uint32_t rank, uint32_t part, size_
   tensors_in(s, rank, part, at, at + n, &names);
   const mm_path path = mm_path_of(s->pack.dir, p->file);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
-                 "found block %zu of %zu damaged (%llu bytes; it holds: %s)", block, p->block_count, (unsigned long long)n, names.text);
+                 "found block %zu of %zu damaged, expected its digest in the manifest (%llu bytes; it holds: %s)", block, p->block_count,
+                 (unsigned long long)n, names.text);
 }
 
 static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
@@ -133,7 +134,7 @@ static bool check_scales(const mm_shards *s, const mm_packed *m, size_t tensor, 
       float v = mm_scale_value(scales->dtype, m->plane[i], j);
       if (!mm_zero_allowed(m->scheme, m->plane[i], j))
         return mm_fail(err, MM_INTEGRITY, "E_SCALE", plane_at(s, rank, tensor, i),
-                       "found a word at element %llu that has more than a scale and a zero point of the codes", (unsigned long long)j);
+                       "found a word at element %llu that has more, expected a scale and a zero point of the codes", (unsigned long long)j);
       if (mm_scale_allowed(m->scheme, v) || (v == 0 && is_padding(p, t, i, rank, j))) continue;
       return mm_fail(err, MM_INTEGRITY, "E_SCALE", plane_at(s, rank, tensor, i), "found scale %g at element %llu, expected a %s number",
                      (double)v, (unsigned long long)j, m->scheme->signed_scale ? "finite nonzero" : "positive");
@@ -168,7 +169,7 @@ static bool check_tensor(void *ctx, size_t item, unsigned worker, mm_err *err) {
                        "found scale %g of a KV cache at element %zu, expected a positive number", (double)row[i], (size_t)at + i);
         else if (!isfinite(row[i]))
           ok = mm_fail(err, MM_INTEGRITY, "E_NONFINITE", plane_at(s, rank, tensor, 0),
-                       "found NaN or infinity in matrix %u, row %zu, column %zu", e, (size_t)at + i / m.k, i % m.k);
+                       "found NaN or infinity in matrix %u, row %zu, column %zu, expected finite values", e, (size_t)at + i / m.k, i % m.k);
     }
   free(row);
   return ok;

@@ -1,8 +1,10 @@
 /* Compares the files of an unsharded checkpoint with their digests. */
 #include "loader/verify_unsharded.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/safetensors.h"
 #include "formats/system/file.h"
@@ -10,27 +12,54 @@
 #include "loader/companions.h"
 #include "loader/verify.h"
 
+#define CARD "README.md"
+
 static bool is_listed(const void *ctx, const char *name) {
   const mm_pack *p = ctx;
-  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, "README.md") == 0 || mm_pack_find_file(p, name)) return true;
+  if (strcmp(name, MM_DIGESTS) == 0 || strcmp(name, CARD) == 0 || mm_pack_find_file(p, name)) return true;
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (strcmp(name, p->rank->part[i].file) == 0) return true;
   return false;
+}
+
+/* The metadata of a file is what a conversion writes: "format", which engines ask for, and the plan of all files. */
+static bool check_metadata(const mm_pack *p, const mm_st *st, mm_err *err) {
+  const mm_hex plan = mm_digest_hex(&p->plan);
+  const char *const expected[][2] = {{"format", "pt"}, {"plan", plan.text}};
+  for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+    const char *found = mm_st_meta_find(st, expected[i][0]);
+    if (found && strcmp(found, expected[i][1]) == 0) continue;
+    return mm_fail(err, MM_INTEGRITY, "E_PART", mm_at(st->path, NULL), "metadata \"%s\": found %s, expected %s", expected[i][0],
+                   found ? MM_ESCAPED(128, found) : "nothing", expected[i][1]);
+  }
+  return true;
 }
 
 static bool check_header(const mm_pack *p, const mm_part *part, mm_err *err) {
   mm_err reason = {0};
   mm_st st = {0};
   const mm_path path = mm_path_of(p->dir, part->file);
-  const bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason) && mm_size_is(path.text, st.id.size, part->size, &reason);
+  const bool ok = mm_st_open(&st, path.text, MM_INTEGRITY, &reason) && mm_size_is(path.text, st.id.size, part->size, &reason) &&
+                  check_metadata(p, &st, &reason);
   mm_st_close(&st);
+  return ok || mm_fail_damaged(err, &reason);
+}
+
+/* The model card may be absent, and may be edited, but is a file. */
+static bool check_card(const mm_pack *p, mm_err *err) {
+  const mm_path path = mm_path_of(p->dir, CARD);
+  mm_file f = MM_FILE_NONE;
+  mm_err reason = {0};
+  if (faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
+  const bool ok = mm_file_open(&f, path.text, &reason);
+  mm_file_close(&f);
   return ok || mm_fail_damaged(err, &reason);
 }
 
 bool mm_unsharded_listing(const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->rank->part_count; i++)
     if (!check_header(p, &p->rank->part[i], err)) return false;
-  return mm_companion_sizes(p, err) && mm_nothing_else(p->dir, is_listed, p, err);
+  return mm_companion_sizes(p, err) && check_card(p, err) && mm_nothing_else(p->dir, is_listed, p, err);
 }
 
 typedef struct job {
@@ -68,7 +97,8 @@ static bool check_block(void *ctx, size_t item, unsigned worker, mm_err *err) {
   if (mm_digest_equal(&d, &part->block[b->index])) return true;
   tensors_in(path.text, at, at + n, &names);
   return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(path.text, NULL, at),
-                 "found block %zu of %zu damaged (%zu bytes; it holds: %s)", b->index, part->block_count, n, names.text);
+                 "found block %zu of %zu damaged, expected its digest in " MM_DIGESTS " (%zu bytes; it holds: %s)", b->index,
+                 part->block_count, n, names.text);
 }
 
 bool mm_unsharded_blocks(const mm_pack *p, uint32_t count, uint64_t seed, unsigned threads, size_t *seen, mm_err *err) {

@@ -108,12 +108,14 @@ bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *err) {
   mm_file f = MM_FILE_NONE;
   mm_map map = {0};
   *s = (mm_act_scales){.path = path};
-  bool ok = mm_file_open(&f, path, err) &&
-            ((f.size > 0 && f.size <= FILE_MOST) ||
-             mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL), "found an empty file, or more than 16 GiB")) &&
-            mm_map_open(&map, &f, path, err) &&
-            (is_safetensors(map.data, map.size) ? read_safetensors : read_json)(s, map.data, map.size, err) &&
-            (s->count > 0 || mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL), "found no scale of activations"));
+  bool ok =
+      mm_file_open(&f, path, err) &&
+      ((f.size > 0 && f.size <= FILE_MOST) || mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL),
+                                                      "found %llu bytes, expected 1 to 16 GiB", (unsigned long long)f.size)) &&
+      mm_map_open(&map, &f, path, err) && (is_safetensors(map.data, map.size) ? read_safetensors : read_json)(s, map.data, map.size, err) &&
+      (s->count > 0 ||
+       mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(path, NULL),
+               "found no scale of activations, expected names that end in amax, activation_scale, input_scale or input_global_scale"));
   if (ok) s->digest = mm_sha256(map.data, map.size);
   if (ok) qsort(s->number, s->count, sizeof *s->number, by_place);
   mm_map_close(&map);
@@ -198,7 +200,8 @@ bool mm_act_scales_find(const mm_act_scales *s, mm_pack_tensor *t, const mm_rule
     }
   }
   if (found == 0 || !isfinite(*out) || !(*out > 0))
-    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, t->name), "found no scale above 0 for the inputs of this tensor");
+    return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, t->name),
+                   "found no scale for the inputs of this tensor, expected one above 0");
   if (found < leads) *without += leads - found;
   return true;
 }

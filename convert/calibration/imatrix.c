@@ -26,7 +26,7 @@ static bool bad(const cursor *c, const char *name, const char *what) {
 /* n bytes of the file, or NULL behind its end. */
 static const uint8_t *take(cursor *c, uint64_t n) {
   if (n > c->size - c->at) {
-    bad(c, NULL, "found the end of the file inside an entry");
+    bad(c, NULL, MM_FORMATTED(96, "found the end of the file, expected %llu more bytes of an entry", (unsigned long long)n));
     return NULL;
   }
   const uint8_t *p = c->m->data + c->at;
@@ -46,13 +46,13 @@ static bool take_u64(cursor *c, uint64_t *out) {
 /* A name of n bytes into the arena. */
 static const char *take_name(cursor *c, mm_importance *m, uint64_t n) {
   if (n == 0 || n > NAME_MOST) {
-    bad(c, NULL, "found a name that is empty or longer than 512 bytes");
+    bad(c, NULL, MM_FORMATTED(96, "found a name of %llu bytes, expected 1 to %d", (unsigned long long)n, NAME_MOST));
     return NULL;
   }
   const char *text = (const char *)take(c, n);
   if (!text) return NULL;
   if (!memchr(text, 0, n)) return mm_arena_strndup(&m->arena, text, n, c->err);
-  bad(c, NULL, "found a NUL byte in a name");
+  bad(c, NULL, "found a NUL byte in a name, expected text");
   return NULL;
 }
 
@@ -74,8 +74,12 @@ static bool skip_value(cursor *c, uint32_t type) {
   static const uint8_t size[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; /* u8 i8 u16 i16 u32 i32 f32 bool string array u64 i64 f64 */
   uint64_t n = 1, bytes;
   if (type == GGUF_ARRAY && !(take_u32(c, &type) && take_u64(c, &n))) return false;
-  if (type >= sizeof size || type == GGUF_ARRAY) return bad(c, NULL, "found a value of an unknown type, or an array of arrays");
-  if (type != GGUF_STRING) return mm_mul(n, size[type], &bytes) ? take(c, bytes) != NULL : bad(c, NULL, "found an array beyond 64 bits");
+  if (type >= sizeof size || type == GGUF_ARRAY)
+    return bad(c, NULL, MM_FORMATTED(96, "found type %u of a value, expected 0 to 12, in an array not 9 (an array)", type));
+  if (type != GGUF_STRING)
+    return mm_mul(n, size[type], &bytes)
+               ? take(c, bytes) != NULL
+               : bad(c, NULL, MM_FORMATTED(96, "found an array of %llu, expected one inside the file", (unsigned long long)n));
   for (uint64_t i = 0; i < n; i++) /* each has bytes: the end of the file ends it */
     if (!skip_string(c)) return false;
   return true;
@@ -95,8 +99,10 @@ static bool read_pair(cursor *c, uint64_t *align, bool *imatrix) {
     return true;
   }
   if (!is(key, n, "general.alignment")) return skip_value(c, type);
-  if (type != 4 || !take_u32(c, &v) || v == 0 || v > ALIGN_MOST || (v & (v - 1)) != 0)
-    return bad(c, NULL, "found an impossible general.alignment");
+  if (type != 4) return bad(c, NULL, MM_FORMATTED(96, "found general.alignment of type %u, expected 4 (u32)", type));
+  if (!take_u32(c, &v)) return false;
+  if (v == 0 || v > ALIGN_MOST || (v & (v - 1)) != 0)
+    return bad(c, NULL, MM_FORMATTED(96, "found general.alignment %u, expected a power of two, at most %d", v, (int)ALIGN_MOST));
   *align = v;
   return true;
 }
@@ -110,15 +116,16 @@ static bool read_tensor(cursor *c, mm_importance *m, gguf_tensor *t) {
   uint64_t n, dim;
   uint32_t dims, type;
   if (!take_u64(c, &n) || !(t->name = take_name(c, m, n)) || !take_u32(c, &dims)) return false;
-  if (dims == 0 || dims > 4) return bad(c, t->name, "found another number of dimensions than 1 to 4");
+  if (dims == 0 || dims > 4) return bad(c, t->name, MM_FORMATTED(96, "found %u dimensions, expected 1 to 4", dims));
   t->elements = 1;
   for (uint32_t i = 0; i < dims; i++)
     if (!take_u64(c, &dim))
       return false;
     else if (dim == 0 || !mm_mul(t->elements, dim, &t->elements))
-      return bad(c, t->name, "found an impossible shape");
+      return bad(c, t->name,
+                 MM_FORMATTED(96, "found dimension %llu, expected one from 1 on, and values inside the file", (unsigned long long)dim));
   if (!take_u32(c, &type) || !take_u64(c, &t->offset)) return false;
-  return type == GGUF_F32 || bad(c, t->name, "found another type than F32");
+  return type == GGUF_F32 || bad(c, t->name, MM_FORMATTED(96, "found type %u, expected %d (F32)", type, GGUF_F32));
 }
 
 /* Places follow one another, each aligned; the last ends within the file. */
@@ -126,9 +133,12 @@ static bool place_tensors(cursor *c, gguf_tensor *t, uint64_t count, uint64_t al
   uint64_t start = mm_round_up(c->at, align), at = 0;
   for (uint64_t i = 0; i < count; i++) {
     uint64_t bytes, end;
-    if (t[i].offset != at) return bad(c, t[i].name, "found a tensor that does not begin where the one before it ends");
+    if (t[i].offset != at)
+      return bad(c, t[i].name,
+                 MM_FORMATTED(128, "found it at byte %llu of the data, expected %llu, where the one before it ends",
+                              (unsigned long long)t[i].offset, (unsigned long long)at));
     if (!mm_mul(t[i].elements, 4, &bytes) || !mm_add(start + at, bytes, &end) || end > c->size)
-      return bad(c, t[i].name, "found values beyond the end of the file");
+      return bad(c, t[i].name, MM_FORMATTED(96, "found %llu values, expected an end within the file", (unsigned long long)t[i].elements));
     t[i].offset += start;
     at = mm_round_up(at + bytes, align);
   }
@@ -143,7 +153,7 @@ static bool pair_up(cursor *c, mm_importance *m, gguf_tensor *t, uint64_t count)
     if (!mm_ends_with(t[i].name, ".in_sum2") || n == 0) continue;
     const gguf_tensor key = {.name = MM_FORMATTED(NAME_MOST + 16, "%.*s.counts", (int)n, t[i].name)},
                       *counts = bsearch(&key, t, (size_t)count, sizeof *t, mm_by_text);
-    if (!counts) return bad(c, t[i].name, "found sums without their counts");
+    if (!counts) return bad(c, t[i].name, "found no .counts of it, expected counts with sums");
     mm_importance_entry *e = add(m, &cap, c->err);
     if (!e || !(e->name = mm_arena_strndup(&m->arena, t[i].name, n, c->err))) return false;
     e->value = t[i].offset;
@@ -162,11 +172,14 @@ bool mm_imatrix_gguf(mm_importance *m, uint64_t size, mm_err *err) {
   uint64_t tensors, pairs, align = 32;
   bool imatrix = false;
   if (!take_u32(&c, &version) || !take_u64(&c, &tensors) || !take_u64(&c, &pairs)) return false;
-  if (version != 3) return bad(&c, NULL, "found another version of GGUF than 3");
-  if (tensors > size / LEAST_TENSOR || pairs > size / LEAST_PAIR) return bad(&c, NULL, "found more entries than the file has room for");
+  if (version != 3) return bad(&c, NULL, MM_FORMATTED(96, "found version %u of GGUF, expected 3", version));
+  if (tensors > size / LEAST_TENSOR || pairs > size / LEAST_PAIR)
+    return bad(&c, NULL,
+               MM_FORMATTED(128, "found %llu tensors and %llu pairs, expected no more than the file has room for",
+                            (unsigned long long)tensors, (unsigned long long)pairs));
   for (uint64_t i = 0; i < pairs; i++)
     if (!read_pair(&c, &align, &imatrix)) return false;
-  if (!imatrix) return bad(&c, NULL, "found no general.type \"imatrix\": not an importance matrix");
+  if (!imatrix) return bad(&c, NULL, "found no general.type \"imatrix\", expected an importance matrix");
   gguf_tensor *t = mm_arena_alloc(&m->arena, (size_t)tensors * sizeof *t, err);
   for (uint64_t i = 0; t && i < tensors; i++)
     if (!read_tensor(&c, m, &t[i])) return false;
@@ -183,7 +196,8 @@ bool mm_imatrix_dat(mm_importance *m, uint64_t size, mm_err *err) {
   for (uint32_t i = 0; i < entries; i++) {
     const char *name;
     if (!take_u32(&c, &length) || !(name = take_name(&c, m, length)) || !take_u32(&c, &calls) || !take_u32(&c, &values)) return false;
-    if (calls == 0 || calls > INT32_MAX || values == 0 || values > INT32_MAX) return bad(&c, name, "found no calls or no values");
+    if (calls == 0 || calls > INT32_MAX || values == 0 || values > INT32_MAX)
+      return bad(&c, name, MM_FORMATTED(96, "found %u calls and %u values, expected 1 to %d", calls, values, INT32_MAX));
     mm_importance_entry *e = add(m, &cap, err);
     if (!e) return false;
     *e = (mm_importance_entry){.name = name, .value = c.at, .values = values};

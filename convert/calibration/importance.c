@@ -28,7 +28,9 @@ static bool read_safetensors(mm_importance *m, uint64_t size, mm_err *err) {
     if (stem == 0 || strcmp(t->name + stem, end) != 0) continue;
     const mm_st_tensor *r = mm_st_find(&st, MM_FORMATTED(600, "%.*s.rows", (int)mm_min(stem, 512), t->name));
     if (t->dtype != MM_F32 || !r || r->dtype != MM_I64) {
-      ok = bad(m, t->name, t->offset, err, "found another type than F32, or no .rows of I64 with it");
+      ok = bad(m, t->name, t->offset, err,
+               MM_FORMATTED(96, "found %s and %s .rows, expected F32 and .rows of I64", mm_dtype_name(t->dtype),
+                            r ? mm_dtype_name(r->dtype) : "no"));
       break;
     }
     mm_importance_entry *e = &m->entry[m->count++];
@@ -49,11 +51,11 @@ bool mm_importance_parse(mm_importance *m, const char *path, const void *data, u
   /* A safetensors file begins with the length of its header, then a brace; a .dat file with a count and a length in the same place. */
   bool safetensors = !gguf && size > sizeof head && head <= size - sizeof head && ((const uint8_t *)data)[sizeof head] == '{';
   if (!(gguf ? mm_imatrix_gguf(m, size, err) : safetensors ? read_safetensors(m, size, err) : mm_imatrix_dat(m, size, err))) return false;
-  if (m->count == 0) return bad(m, NULL, 0, err, "found no second moments");
+  if (m->count == 0) return bad(m, NULL, 0, err, "found no tensor of second moments, expected some");
   qsort(m->entry, m->count, sizeof *m->entry, mm_by_text);
   for (size_t i = 1; i < m->count; i++)
     if (mm_by_text(&m->entry[i - 1], &m->entry[i]) == 0)
-      return bad(m, m->entry[i].name, m->entry[i].value, err, "found the same entry twice");
+      return bad(m, m->entry[i].name, m->entry[i].value, err, "found the same entry twice, expected each once");
   return true;
 }
 
@@ -62,7 +64,8 @@ bool mm_importance_open(mm_importance *m, const char *path, mm_err *err) {
   mm_map map = {0};
   *m = (mm_importance){0};
   bool ok = mm_file_open(&f, path, err) &&
-            (f.size > 0 || mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at(path, NULL), "found an empty file")) &&
+            (f.size > 0 || mm_fail(err, MM_BAD_INPUT, "E_IMPORTANCE", mm_at(path, NULL),
+                                   "found an empty file, expected safetensors or an importance matrix")) &&
             mm_map_open(&map, &f, path, err) && mm_importance_parse(m, path, map.data, map.size, err);
   m->map = map;
   m->id = f.id;
@@ -140,7 +143,8 @@ static mm_weighing check_values(const mm_importance *m, const mm_importance_entr
     memcpy(&v, m->data + e->value + (first + i) * sizeof v, sizeof v);
     some = some || v > 0;
     if (isfinite(v) && v >= 0) continue;
-    bad(m, e->name, e->value + (first + i) * sizeof v, err, "found a mean square that is negative or not finite");
+    bad(m, e->name, e->value + (first + i) * sizeof v, err,
+        MM_FORMATTED(96, "found mean square %g, expected a finite one from 0 on", (double)v));
     return MM_WEIGHING_FAILED;
   }
   return some ? MM_WEIGHED : MM_TOO_FEW;
@@ -164,7 +168,7 @@ mm_weighing mm_importance_find(const mm_importance *m, const mm_rule *rule, uint
   }
   const double rows = rows_of(m, e, i);
   if (e->counts > 0 && !(isfinite(rows) && rows >= 0)) {
-    bad(m, e->name, e->count, err, "found a number of tokens that is negative or not finite");
+    bad(m, e->name, e->count, err, MM_FORMATTED(96, "found %g tokens, expected a finite number from 0 on", rows));
     return MM_WEIGHING_FAILED;
   }
   mm_weighing w = check_values(m, e, i * cols, cols, err);

@@ -74,9 +74,10 @@ static bool read_file(const mm_json *root, const mm_model *m, const mm_json_ctx 
   const char *format, *model, *architecture;
   int64_t version;
   mm_digest digest;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found %s, expected an object", MM_SHOWN_JSON(root));
   if (!mm_json_need_str(root, "format", &format, c, err) || !mm_json_need_int(root, "version", 1, 1, &version, c, err)) return false;
-  if (strcmp(format, MM_LOAD_FORMAT) != 0) return MM_REFUSE(c, err, "key \"format\": expected \"%s\"", MM_LOAD_FORMAT);
+  if (strcmp(format, MM_LOAD_FORMAT) != 0)
+    return MM_REFUSE(c, err, "key \"format\": found \"%s\", expected \"%s\"", MM_ESCAPED(64, format), MM_LOAD_FORMAT);
   if (!mm_json_only_keys(root, keys, c, err) || !mm_json_need_str(root, "model", &model, c, err) ||
       !mm_json_need_str(root, "architecture", &architecture, c, err) || !mm_model_digest(m, &digest, err))
     return false;

@@ -6,6 +6,8 @@
 #include "convert/calibration/importance.h"
 #include "quant/feedback.h"
 
+#define SHAPE(t) mm_shape_text(&(t)->shape, (char[96]){0}, 96)
+
 static uint64_t triangle(uint32_t block) { return (uint64_t)block * (block + 1) / 2; }
 
 static bool bad(const mm_importance *m, const mm_importance_entry *e, uint64_t offset, mm_err *err, const char *what) {
@@ -24,12 +26,14 @@ static bool check_numbers(const mm_importance *m, const mm_importance_entry *e, 
   for (uint64_t i = 0; i < n; i++) {
     float v;
     memcpy(&v, m->data + x->offset + i * sizeof v, sizeof v);
-    if (!isfinite(v)) return bad(m, e, x->offset + i * sizeof v, err, "found a second moment that is not finite");
+    if (!isfinite(v))
+      return bad(m, e, x->offset + i * sizeof v, err, MM_FORMATTED(64, "found second moment %g, expected a finite one", (double)v));
   }
   for (uint32_t i = 0; i < x->matrices; i++) {
     int64_t rows;
     memcpy(&rows, m->data + x->rows + i * sizeof rows, sizeof rows);
-    if (rows < 0) return bad(m, e, x->rows + i * sizeof rows, err, "found a negative number of tokens");
+    if (rows < 0)
+      return bad(m, e, x->rows + i * sizeof rows, err, MM_FORMATTED(96, "found %lld tokens, expected 0 or more", (long long)rows));
   }
   return true;
 }
@@ -53,8 +57,10 @@ static bool read_inputs(const mm_importance *m, const mm_st *st, mm_importance_e
   if (!is || k * x->matrices != e->values || e->counts != x->matrices || k < x->block || x->blocks != (k + x->block - 1) / x->block ||
       (k > x->block && x->block % 128) || k > UINT32_MAX)
     return bad(m, e, t->offset, err,
-               "found another shape or type than F32 [blocks, b (b + 1) / 2] or [experts, blocks, b (b + 1) / 2] with blocks of a multiple "
-               "of 128 columns, at most 1024, or of all columns");
+               MM_FORMATTED(320,
+                            "found %s %s, expected F32 [blocks, b (b + 1) / 2] or [experts, blocks, b (b + 1) / 2] with blocks of a "
+                            "multiple of 128 columns, at most 1024, or of all columns",
+                            mm_dtype_name(t->dtype), SHAPE(t)));
   x->rows = e->count;
   return check_numbers(m, e, x, err);
 }
@@ -66,10 +72,11 @@ static bool read_outputs(const mm_importance *m, const mm_st *st, mm_importance_
   mm_moment_blocks *x = &e->outputs;
   if (!t) return true;
   if (!read_blocks(x, t) || !rows || rows->dtype != MM_I64 || rows->bytes / sizeof(int64_t) != x->matrices)
-    return bad(
-        m, e, t->offset, err,
-        "found another shape or type than F32 [blocks, r (r + 1) / 2] or [experts, blocks, r (r + 1) / 2] with at most 1024 rows in a "
-        "block, or no .fisher_rows of I64 with it");
+    return bad(m, e, t->offset, err,
+               MM_FORMATTED(320,
+                            "found %s %s and %s .fisher_rows, expected F32 [blocks, r (r + 1) / 2] or [experts, blocks, r (r + 1) / 2] "
+                            "with at most 1024 rows in a block, and one I64 .fisher_rows a matrix",
+                            mm_dtype_name(t->dtype), SHAPE(t), rows ? mm_dtype_name(rows->dtype) : "no"));
   x->rows = rows->offset;
   return check_numbers(m, e, x, err);
 }

@@ -264,6 +264,27 @@ static bool decode_scales(mm_decoder *d, const mm_matrix *x, uint32_t row, uint3
 
 /* ---- integers with zero points or in words of several rows ---- */
 
+/* The rows and columns that stand next to words are those of the model: of fused pieces, those of one or of all. Read with the first rows.
+ */
+static bool check_sides(mm_decoder *d, const mm_matrix *x, uint32_t row, mm_err *err) {
+  const mm_source *p = &x->part[MM_SIDES];
+  if (!p->tensor || row > 0) return true;
+  const mm_shape *words = &x->weight->shape; /* [rows, words of a row], of a stack with one more axis in front */
+  const int64_t expected[2] = {(int64_t)words->dim[words->rank - 2], x->cols};
+  int64_t found[2] = {0};
+  for (int i = 0; i < 2; i++) {
+    const size_t size = mm_dtype_size(p->tensor->dtype);
+    int32_t narrow = 0;
+    if (!mm_hf_read(&d->reader, p->tensor, p->at + (size_t)i * size, size == 4 ? (void *)&narrow : &found[i], size, err)) return false;
+    if (size == 4) found[i] = narrow;
+  }
+  mm_where at = mm_hf_at(d->reader.hf, p->tensor);
+  at.offset = (int64_t)(p->tensor->offset + p->at);
+  return ((found[0] == expected[0] || found[0] == x->rows) && found[1] == expected[1]) ||
+         mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", at, "found [%lld, %lld] rows and columns, expected [%lld, %lld] of \"%s\"",
+                 (long long)found[0], (long long)found[1], (long long)expected[0], (long long)expected[1], x->weight->original);
+}
+
 /* Codes into d->codes, one byte each: [rows, cols]. */
 static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err) {
   const mm_stored_form *f = &x->encoding->codes;
@@ -394,7 +415,8 @@ bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t row
   d->zeroed = 0;
   if (!MM_GROW(d->wide, &d->wide_cap, n, err)) return false;
   if (mm_is_plain(x)) return mm_decode_codes(d, x, row, rows, err) && mm_widen(d->wide, d->raw, x->weight->dtype, n);
-  return (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&
+  return check_sides(d, x, row, err) &&
+         (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&
          (!x->part[MM_SMOOTH].tensor || apply_smooth(d, x, rows, err)) && mm_decode_finite(d, x, row, d->wide, MM_F32, n, err);
 }
 
@@ -503,7 +525,8 @@ bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_stored_as *as,
   const float global = as->global;
   const mm_plane *p = &s->plane[1];
   const bool words = mm_encoding_is_words(x);
-  if (!(words ? decode_words(d, x, s, row, rows, err) : mm_decode_codes(d, x, row, rows, err))) return false;
+  if (!check_sides(d, x, row, err) || !(words ? decode_words(d, x, s, row, rows, err) : mm_decode_codes(d, x, row, rows, err)))
+    return false;
   plane[0] = d->raw;
   if (mm_is_plain(x)) return true;
   if (s->code != x->encoding->code) /* a nibble's two's complement and its offset binary */

@@ -27,7 +27,7 @@ bool mm_draft_taps(mm_dflash_config *c, const mm_json *ids, const char *key, con
   for (c->taps = 0; c->taps < count; c->taps++) {
     const mm_json *v = mm_json_at(ids, c->taps);
     if (mm_json_type_of(v) != MM_JSON_INT || mm_json_int(v) < 0 || mm_json_int(v) >= MM_MAX_LAYERS)
-      return MM_REFUSE(at, err, "%s: expected layers of the target", key);
+      return MM_REFUSE(at, err, "%s: found %s, expected layers of the target", key, MM_SHOWN_JSON(v));
     c->tap[c->taps] = (uint32_t)mm_json_int(v);
   }
   return true;
@@ -78,7 +78,7 @@ static bool read_layers(mm_dflash_config *c, const mm_json *o, const mm_json *fl
               "dflash_config.swa_window_size and sliding_window", &width, at, err))
     return false;
   if (mm_json_type_of(types) != MM_JSON_NULL && (mm_json_type_of(types) != MM_JSON_ARR || mm_json_size(types) != c->layers))
-    return MM_REFUSE(at, err, "layer_types: expected a list of %u layers", c->layers);
+    return MM_REFUSE(at, err, "layer_types: found %s, expected a list of %u layers", MM_SHOWN_JSON(types), c->layers);
   if (mm_json_type_of(types) == MM_JSON_NULL && mm_json_bool(mm_json_get(flash, "use_swa")))
     return lacks(err, at->file, "use_swa without layer_types", "layer_types");
   for (uint32_t l = 0; l < c->layers; l++) {
@@ -189,17 +189,19 @@ bool mm_draft_pieces_of(const mm_draft_source *s, const mm_dflash_tensor *t, mm_
     const uint32_t rows = rows_of_piece(&s->c, t, k, count);
     const mm_shape shape = t->cols ? mm_shape2(rows, t->cols) : mm_shape1(rows);
     const mm_st_tensor *p = mm_draft_find(s, name[k]);
-    if (!p) return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found no such tensor");
-    const bool good = mm_shape_equal(&p->shape, &shape) && (t->ids ? p->dtype == MM_I64 : p->dtype == MM_BF16 || p->dtype == MM_F32);
-    if (!good || (k && p->dtype != out->piece[0]->dtype)) {
-      char found[80], expected[80];
-      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, p->name), "found %s %s, expected %s %s as in the config",
-                     mm_dtype_name(p->dtype), mm_shape_text(&p->shape, found, sizeof found),
-                     t->ids ? "I64"
-                     : good ? mm_dtype_name(out->piece[0]->dtype)
-                            : "BF16 or F32",
-                     mm_shape_text(&shape, expected, sizeof expected));
-    }
+    if (!p) return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, name[k]), "found no such tensor, expected one as in the config");
+    const bool typed = t->ids ? p->dtype == MM_I64 : p->dtype == MM_BF16 || p->dtype == MM_F32;
+    char found[80], expected[80];
+    if (!mm_shape_equal(&p->shape, &shape))
+      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, p->name), "found shape %s, expected %s as in the config",
+                     mm_shape_text(&p->shape, found, sizeof found), mm_shape_text(&shape, expected, sizeof expected));
+    if (!typed)
+      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, p->name), "found weights of %s, expected %s", mm_dtype_name(p->dtype),
+                     t->ids ? "I64" : "BF16 or F32");
+    if (k && p->dtype != out->piece[0]->dtype)
+      return mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, p->name),
+                     "found weights of %s, expected %s as in \"%s\", with which they are joined", mm_dtype_name(p->dtype),
+                     mm_dtype_name(out->piece[0]->dtype), out->piece[0]->name);
     out->piece[out->count++] = p;
   }
   return true;
@@ -234,9 +236,9 @@ static bool check_tensors(const mm_draft_source *s, const mm_model *target, mm_e
   for (size_t i = 0; ok && i < s->st.count; i++) {
     const mm_st_tensor *x = &s->st.tensor[i];
     if (used[i]) continue;
-    ok = is_shared(s, x->name)
-             ? check_shared(s, x, target, err)
-             : mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, x->name), "found a tensor that such a draft does not have");
+    ok = is_shared(s, x->name) ? check_shared(s, x, target, err)
+                               : mm_fail(err, MM_BAD_INPUT, "E_DRAFT", mm_at(s->st.path, x->name),
+                                         "found a tensor that such a draft does not have, expected none");
   }
   free(used);
   return ok;

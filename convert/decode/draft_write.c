@@ -51,16 +51,19 @@ static bool put_kept(const mm_draft_source *s, const mm_draft_pieces *p, draft_o
 
 /* ---- in a scheme ---- */
 
-/* Rows [first, first + rows) of a tensor as f32, whatever pieces have them. */
+/* Rows [first, first + rows) of a tensor as f32, whatever pieces have them. A file's numbers lie at any byte: each row goes through
+ * `aligned`, which has 4 bytes for each of its numbers. */
 static void read_rows(const mm_draft_source *s, const mm_dflash_tensor *t, const mm_draft_pieces *p, uint32_t first, uint32_t rows,
-                      float *out) {
+                      void *aligned, float *out) {
   const size_t k = t->cols;
   uint32_t piece = 0, at = first;
   if (s->fused) mm_unpack((const mm_packed *)(const void *)((const char *)&s->packed + t->at), 0, first, rows, out);
   for (uint32_t i = 0; !s->fused && i < rows; i++, at++) {
     while (at >= p->piece[piece]->shape.dim[0]) at -= (uint32_t)p->piece[piece++]->shape.dim[0];
     const mm_st_tensor *x = p->piece[piece];
-    mm_either_way(mm_widen(out + i * k, p->data + x->offset + at * k * mm_dtype_size(x->dtype), x->dtype, k));
+    const size_t row = k * mm_dtype_size(x->dtype);
+    memcpy(aligned, p->data + x->offset + at * row, row);
+    mm_either_way(mm_widen(out + i * k, aligned, x->dtype, k));
   }
   if (s->as_zero) mm_dflash_zero(MM_F32, (uint8_t *)out, rows * k * sizeof *out);
 }
@@ -75,7 +78,7 @@ static bool put_packed(const mm_draft_source *s, const mm_dflash_tensor *t, cons
   bool ok = scales;
   for (uint32_t row = 0, n; ok && row < t->rows; row += n) {
     n = (uint32_t)mm_min(strip, t->rows - row);
-    read_rows(s, t, p, row, n, w);
+    read_rows(s, t, p, row, n, codes, w);
     t->scheme->pack(&(mm_pack_args){.w = w, .n = n, .k = t->cols, .search = MM_SEARCH_ABSMAX}, (void *[MM_MAX_PLANES]){codes, at});
     at += mm_cells(n, t->scheme->plane[1].cell.n) * scale_row * size;
     ok = put(o, codes, (size_t)n * t->cols, err);

@@ -123,7 +123,7 @@ static bool take_header(struct mm_follow *x, uint32_t file, const mm_st *st, mm_
     expected += hf->tensor[i].file == file;
     if (hf->tensor[i].file == file && !hf->tensor[i].found)
       return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, &hf->tensor[i]),
-                     "found in the index, but not in the file that it names");
+                     "found in the index, but not in this file, expected in both");
   }
   return expected == st->count ||
          mm_fail(err, MM_BUG, "E_BUG", mm_at(f->path, NULL), "found %zu tensors, expected %zu", st->count, expected);
@@ -396,11 +396,12 @@ void mm_follow_assume(mm_hf *hf, const mm_pack *made) {
     hf->file[i].header = made->source[i].sha256;
     hf->follow->file[i].recorded = hf->follow->file[i].refetched = true;
   }
-  for (size_t k = 0; k < made->left_out_count; k++) { /* the bytes of all are known, not of each */
-    const size_t n = strlen(made->left_out[k].prefix);
-    size_t i = 0;
-    while (i < hf->tensor_count && !(hf->tensor[i].left_out && strncmp(hf->tensor[i].original, made->left_out[k].prefix, n) == 0)) i++;
-    if (i < hf->tensor_count) hf->tensor[i].bytes = made->left_out[k].bytes;
+  for (size_t k = 0; k < made->left_out_count; k++) { /* the bytes of all are known, not of each: the first stands for them */
+    uint64_t bytes = made->left_out[k].bytes;
+    for (size_t i = 0; i < hf->tensor_count; i++) {
+      mm_hf_tensor *t = &hf->tensor[i];
+      if (t->left_out && strncmp(t->name, made->left_out[k].prefix, strlen(made->left_out[k].prefix)) == 0) t->bytes = bytes, bytes = 0;
+    }
   }
 }
 

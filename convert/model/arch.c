@@ -57,7 +57,7 @@ static bool same_family(const mm_arch *a, const char *name, const char *type, co
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (listed(all[i]->model_types, folded))
       return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(file, NULL),
-                     "key \"model_type\": found \"%s\", which is another family than \"%s\" in key \"architectures\"", type, name);
+                     "key \"model_type\": found \"%s\", expected the family of \"%s\" in key \"architectures\"", type, name);
   return true;
 }
 
@@ -66,7 +66,7 @@ static const mm_arch *find(const char *name, const char *type, const char *file,
   if (type) fold(folded, sizeof folded, type);
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
     if (name ? strcmp(name, refused[i].name) == 0 : strcmp(folded, refused[i].model_type) == 0) {
-      mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s, which this version does not convert", refused[i].reason);
+      mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found %s, expected an architecture that is converted", refused[i].reason);
       return NULL;
     }
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -89,7 +89,7 @@ const mm_arch *mm_arch_find(const mm_json *config, const char *file, mm_err *err
   const char *name = mm_json_type_of(a) == MM_JSON_ARR && mm_json_size(a) == 1 ? text_of(mm_json_at(a, 0)) : NULL;
   if (name) return find(name, type, file, err);
   if (mm_json_type_of(a) == MM_JSON_NULL && type) return find(NULL, type, file, err);
-  mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "found no single name in \"architectures\"%s",
+  mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "key \"architectures\": found %s%s, expected one name", MM_SHOWN_JSON(a),
           a ? "" : " and no \"model_type\" (is this the model's config.json?)");
   return NULL;
 }
@@ -178,7 +178,7 @@ static bool number_again(mm_config c, const char *in, const char *key, mm_first_
   if (t == MM_JSON_NULL) return true;
   if (t != MM_JSON_INT && t != MM_JSON_REAL) return type_error(c, place, v, "a number", err);
   double x = mm_json_number(v);
-  if (!isfinite(x)) return RANGE("key \"%s\": found a number that is not finite", place);
+  if (!isfinite(x)) return RANGE("key \"%s\": found %g, expected a finite number", place, x);
   if (first->key[0] && x != first->value) return CONTRADICT("%.17g", place, x, first->value, first->key);
   if (!first->key[0]) memcpy(first->key, place, sizeof place);
   first->value = x;
@@ -204,7 +204,7 @@ bool mm_config_bool_or(mm_config c, const char *key, bool *out, mm_err *err) {
 bool mm_config_must_be(mm_config c, const char *key, bool only, mm_err *err) {
   bool v = only;
   if (!mm_config_bool_or(c, key, &v, err)) return false;
-  return v == only || FEATURE("key \"%s\": only %s is supported", key, only ? "true" : "false");
+  return v == only || FEATURE("key \"%s\": found %s, only %s is supported", key, v ? "true" : "false", only ? "true" : "false");
 }
 
 bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err) {
@@ -212,7 +212,8 @@ bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err)
   if (mm_json_type_of(v) == MM_JSON_NULL) return true;
   const char *word = text_of(v);
   if (only && word && strcmp(word, only) == 0) return true;
-  return FEATURE("key \"%s\": only %s%s is supported", key, only ? only : "null", only ? " (or its absence)" : "");
+  return FEATURE("key \"%s\": found %s, only %s%s is supported", key, MM_SHOWN_JSON(v), only ? only : "null",
+                 only ? " (or its absence)" : "");
 }
 
 /* One int per layer, all of which agree. */
@@ -220,7 +221,9 @@ static bool expert_list(mm_config c, const char *key, const mm_json *v, const mm
   for (size_t i = 0; i < mm_json_size(v); i++) {
     uint32_t n = 0;
     if (!u32_value(c, key, mm_json_at(v, i), &n, err)) return false;
-    if (i > 0 && n != *out) return FEATURE("key \"%s\": layers differ (%u and %u)", key, *out, n);
+    if (i > 0 && n != *out)
+      return FEATURE("key \"%s\": found %u in entry %zu, expected %u as in those before, only one number for all layers is supported", key,
+                     n, i, *out);
     *out = n;
   }
   if (mm_json_size(v) != m->layers) return RANGE("key \"%s\": found %zu entries, expected %u (layers)", key, mm_json_size(v), m->layers);
@@ -307,7 +310,8 @@ static bool rotary(mm_config c, mm_model *m, mm_err *err) {
                                         "key \"rotary_dim\": found neither it nor partial_rotary_factor, expected an integer");
   double exact = r.factor.value * m->head_dim, dims = round(exact); /* 32 / 96 · 96 is not 32 */
   if (!(dims >= 2 && dims <= m->head_dim) || fabs(exact - dims) > 1e-9 * dims)
-    return RANGE("partial_rotary_factor %g of head_dim %u is no whole number of dimensions", r.factor.value, m->head_dim);
+    return RANGE("key \"%s\": found %g of head_dim %u, expected a whole number of dimensions, 2 to %u", r.factor.key, r.factor.value,
+                 m->head_dim, m->head_dim);
   if (own && own != dims)
     return RANGE("key \"rotary_dim\": found %u, expected %g: key \"%s\" is %.17g of head_dim %u", own, dims, r.factor.key, r.factor.value,
                  m->head_dim);
@@ -366,7 +370,8 @@ bool mm_config_layers(mm_config c, const mm_config_list *x, uint32_t layers, uin
     const char *word = text_of(e) ? text_of(e) : "";
     int k = 0;
     while (k < 2 && strcmp(word, x->word[k]) != 0 && !(mm_json_type_of(e) == MM_JSON_INT && mm_json_int(e) == k)) k++;
-    if (k == 2) return RANGE("key \"%s\": entry %u is neither 0/\"%s\" nor 1/\"%s\"", x->key, l, x->word[0], x->word[1]);
+    if (k == 2)
+      return RANGE("key \"%s\": found %s in entry %u, expected 0/\"%s\" or 1/\"%s\"", x->key, MM_SHOWN_JSON(e), l, x->word[0], x->word[1]);
     out[l] = x->value[k];
   }
   return true;

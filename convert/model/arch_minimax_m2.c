@@ -28,7 +28,7 @@ static bool read_config(const mm_json *config, const char *file, mm_model *m, mm
   for (uint32_t l = 0; l < m->layers; l++)
     if (m->attn[l] != MM_ATTN_FULL)
       return mm_fail(err, MM_UNSUPPORTED, "E_CFG_FEATURE", mm_at(file, NULL),
-                     "layer %u is lightning attention, expected full attention in %s", l, m->architecture);
+                     "found lightning attention in layer %u, expected full attention in %s", l, m->architecture);
   return mm_config_only(c, "scoring_func", "sigmoid", err) && mm_config_only(c, "qk_norm_type", "per_layer", err) &&
          mm_config_must_be(c, "use_qk_norm", true, err) && mm_config_must_be(c, "use_routing_bias", true, err) &&
          mm_model_check(m, file, MM_BAD_INPUT, "E_CFG_RANGE", err);

@@ -115,7 +115,7 @@ static bool no_index_value(mm_config c, const mm_model *m, mm_err *err) {
   if (!mm_config_layers(c, &list, m->layers, off, &found, err)) return false;
   for (uint32_t l = 0; found && l < m->layers; l++)
     if (m->attn[l] == MM_ATTN_SPARSE && !off[l])
-      return FEATURE("key \"sparse_disable_index_value\": entry %u: only 1 is supported of a sparse layer", l);
+      return FEATURE("key \"sparse_disable_index_value\": found 0 in entry %u, only 1 is supported of a sparse layer", l);
   return true;
 }
 
@@ -137,7 +137,8 @@ static bool attention(mm_config c, mm_model *m, mm_err *err) {
   const mm_config in = {mm_json_type_of(obj) == MM_JSON_OBJ ? obj : NULL, c.file};
   bool found, use = true, sparse = false;
   if (obj && !in.obj && mm_json_type_of(obj) != MM_JSON_NULL)
-    return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"sparse_attention_config\": expected an object");
+    return mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(c.file, NULL), "key \"sparse_attention_config\": found %s, expected an object",
+                   MM_SHOWN_JSON(obj));
   for (uint32_t l = 0; l < m->layers; l++) m->attn[l] = MM_ATTN_FULL;
   if (!mm_config_bool_or(in, "use_sparse_attention", &use, err) || !layer_list(in, c, list, m->layers, m->attn, &found, err)) return false;
   const bool both = mm_json_type_of(mm_json_get(c.obj, list[1].key)) != MM_JSON_NULL;

@@ -77,6 +77,37 @@ static bool add_targets(const mm_declaration *d, struct mm_module_targets *e, co
   return true;
 }
 
+/* "group" and its other names: columns are out of the order of their groups, and a g_idx says how. "weight" changes nothing that is stored.
+ */
+static bool read_order(const char *path, const mm_json *v, bool *out, mm_err *err) {
+  static const char *const name[] = {"weight", "static", "group", "dynamic"};
+  const char *s = mm_json_str(v);
+  unsigned i = 0;
+  *out = mm_json_type_of(v) == MM_JSON_BOOL && mm_json_bool(v);
+  if (mm_json_type_of(v) == MM_JSON_NULL || mm_json_type_of(v) == MM_JSON_BOOL) return true;
+  while (s && i < 4 && strcasecmp(s, name[i]) != 0) i++;
+  *out = i >= 2;
+  return (s && i < 4) ||
+         mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
+                 "key \"actorder\": found %s, expected group, weight, dynamic, static, true, false or null", MM_SHOWN_JSON(v));
+}
+
+bool mm_module_group_read(const char *path, const mm_json *weights, mm_module_group *out, mm_err *err) {
+  const mm_json *symmetric = mm_json_get(weights, "symmetric");
+  const char *type = mm_json_str(mm_json_get(weights, "type"));
+  const mm_json_type t = mm_json_type_of(symmetric);
+  if (!type)
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "key \"config_groups\": found %s, expected weights with a type",
+                   MM_SHOWN_JSON(weights));
+  if (t != MM_JSON_BOOL && t != MM_JSON_NULL)
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "key \"symmetric\": found %s, expected true or false",
+                   MM_SHOWN_JSON(symmetric));
+  out->integers = strcasecmp(type, "int") == 0;
+  out->zeros = t == MM_JSON_BOOL && !mm_json_bool(symmetric);
+  out->symmetric = !out->zeros;
+  return read_order(path, mm_json_get(weights, "actorder"), &out->order, err);
+}
+
 const mm_module_groups *mm_module_groups_compressed(const mm_declaration *d, const mm_json *groups, mm_err *err) {
   mm_module_groups *g = groups_of(d, mm_json_size(groups), "config_groups", err);
   const mm_json *group;
@@ -84,15 +115,10 @@ const mm_module_groups *mm_module_groups_compressed(const mm_declaration *d, con
   void *iter = NULL;
   bool ok = g;
   while (ok && mm_json_next(groups, &iter, &name, &group)) {
-    const mm_json *w = mm_json_get(group, "weights"), *targets = mm_json_get(group, "targets"), *symmetric = mm_json_get(w, "symmetric");
-    const char *type = mm_json_str(mm_json_get(w, "type")), *order = mm_json_str(mm_json_get(w, "actorder"));
+    const mm_json *targets = mm_json_get(group, "targets"), *weights = mm_json_get(group, "weights");
     struct mm_module_targets *e = add(d, g, mm_json_size(targets), err);
-    ok = e && (mm_json_type_of(targets) == MM_JSON_ARR || bad(d->path, "targets", name, err)) && add_targets(d, e, targets, name, err);
-    if (!ok) break;
-    e->group.integers = type && strcmp(type, "int") == 0;
-    e->group.zeros = mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric);
-    e->group.symmetric = !e->group.zeros;
-    e->group.order = order && strcmp(order, "group") == 0;
+    ok = e && (mm_json_type_of(targets) == MM_JSON_ARR || bad(d->path, "targets", name, err)) && add_targets(d, e, targets, name, err) &&
+         (mm_json_type_of(weights) == MM_JSON_NULL || mm_module_group_read(d->path, weights, &e->group, err));
   }
   return ok ? g : NULL;
 }
@@ -152,9 +178,9 @@ static bool matches(const target *t, const char *module, bool *hit, mm_err *err)
   if (!t->pattern.code) return true;
   mm_err reason = {0};
   return mm_pattern_match(&t->pattern, module, hit, &reason) ||
-         (reason.status == MM_USAGE
-              ? mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(NULL, NULL), "found an expression that takes too long: %s", reason.text)
-              : mm_fail_as(err, &reason));
+         (reason.status == MM_USAGE ? mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(NULL, NULL),
+                                              "found an expression that takes too long, expected a simpler one: %s", reason.text)
+                                    : mm_fail_as(err, &reason));
 }
 
 static bool same_group(const mm_module_group *a, const mm_module_group *b) {

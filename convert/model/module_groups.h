@@ -20,6 +20,8 @@ typedef struct mm_declaration {
   bool symmetric, order;
 } mm_declaration;
 
+/* What compressed-tensors' "weights" of a group say, which are an object; its names are read in any case, as it reads them. */
+MM_MUST_USE bool mm_module_group_read(const char *path, const mm_json *weights, mm_module_group *out, mm_err *err);
 /* compressed-tensors' config_groups. MM_BAD_INPUT E_Q_CONFIG where targets are not names, "Linear" or regular expressions. */
 const mm_module_groups *mm_module_groups_compressed(const mm_declaration *d, const mm_json *groups, mm_err *err);
 /* GPTQModel's "dynamic" and AutoRound's "extra_config", rules for single modules, each of which may be NULL; *out is NULL where all modules

@@ -102,8 +102,11 @@ char *mm_recipe_help_json(mm_err *err) {
 /* The context of errors in a recipe's line; a recipe file has its own. */
 static const mm_json_ctx in_line = {NULL, MM_USAGE, "E_RECIPE"};
 
-static bool bad(const mm_json_ctx *c, const char *what, const char *text, mm_err *err) {
-  return MM_REFUSE(c, err, "found %s \"%s\"", what, MM_ESCAPED(256, text));
+#define SEARCHES "absmax, mse or four_six"
+#define METHODS  "nearest or gptq"
+#define KV_USES  "keep, f32 or drop"
+static bool bad(const mm_json_ctx *c, const char *what, const char *text, const char *expected, mm_err *err) {
+  return MM_REFUSE(c, err, "found %s \"%s\", expected %s", what, MM_ESCAPED(256, text), expected);
 }
 
 /* "fp8" is one thing in the released models and another in tools. */
@@ -175,42 +178,43 @@ bool mm_recipe_options_ok(const char *option, const char *const *text, size_t co
 
 static bool digest_word(const char **out, const char *word, mm_err *err) {
   mm_digest d;
-  if (*out || !mm_digest_parse(word, strlen(word), &d)) return bad(&in_line, "no digest, or a second one:", word, err);
+  if (*out || !mm_digest_parse(word, strlen(word), &d))
+    return bad(&in_line, "no digest, or a second one:", word, "one digest of a file", err);
   *out = word;
   return true;
 }
 
 static bool field(mm_recipe *r, char *text, mm_err *err) {
   char *equals = strrchr(text, '=');
-  if (!equals) return bad(&in_line, "no \"=\" in", text, err);
+  if (!equals) return bad(&in_line, "no \"=\" in", text, "PATTERN=SCHEME", err);
   *equals = 0;
   char *left = trim(text), *right = trim(equals + 1);
   unsigned choice;
   if (strcmp(left, "search") == 0) {
-    if (!one_of(search_word, right, &choice)) return bad(&in_line, "unknown search", right, err);
+    if (!one_of(search_word, right, &choice)) return bad(&in_line, "unknown search", right, SEARCHES, err);
     r->search = (mm_search)choice;
     return true;
   }
   if (strcmp(left, "method") == 0) {
-    if (!one_of(method_word, right, &choice)) return bad(&in_line, "unknown method", right, err);
+    if (!one_of(method_word, right, &choice)) return bad(&in_line, "unknown method", right, METHODS, err);
     r->method = (mm_method)choice;
     return true;
   }
   if (strcmp(left, "kv_scales") == 0) {
-    if (!one_of(kv_word, right, &choice)) return bad(&in_line, "unknown use of KV scales", right, err);
+    if (!one_of(kv_word, right, &choice)) return bad(&in_line, "unknown use of KV scales", right, KV_USES, err);
     r->kv_scales = (mm_kv_scales)choice;
     return true;
   }
   if (strcmp(left, "nonfinite") == 0) {
     r->nonfinite_zero = true;
-    return strcmp(right, "zero") == 0 || bad(&in_line, "unknown use of weights that are not finite", right, err);
+    return strcmp(right, "zero") == 0 || bad(&in_line, "unknown use of weights that are not finite", right, "zero", err);
   }
   if (strcmp(left, "importance") == 0) return digest_word(&r->importance, right, err);
   if (strcmp(left, "act_scales") == 0) return digest_word(&r->act_scales, right, err);
   if (r->count == MM_RECIPE_PATTERNS)
-    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found more than %d patterns", MM_RECIPE_PATTERNS);
+    return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found more patterns, expected at most %d", MM_RECIPE_PATTERNS);
   mm_override *o = &r->override[r->count];
-  if (*left == 0) return bad(&in_line, "an empty pattern", left, err);
+  if (*left == 0) return bad(&in_line, "an empty pattern", left, "a name, a glob or re:REGEX", err);
   o->text = left;
   if (!mm_pattern_compile(&o->pattern, left, &r->arena, err) || !scheme_word(right, &o->scheme, &in_line, err)) return false;
   r->count++;
@@ -223,14 +227,14 @@ bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found a recipe of %zu bytes, expected at most %d", strlen(text),
                    (int)MM_RECIPE_BYTES);
   for (size_t i = 0, n = strlen(text), left = n, one; i < n; i += one, left -= one)
-    if (!(one = mm_utf8_len(text + i, left))) return bad(&in_line, "a recipe that is not UTF-8, which a manifest cannot hold:", text, err);
+    if (!(one = mm_utf8_len(text + i, left))) return bad(&in_line, "a recipe that a manifest cannot hold:", text, "UTF-8", err);
   char *copy = mm_arena_strndup(&r->arena, text, strlen(text), err);
   size_t fields = 1;
   for (const char *p = text; *p; p++) fields += *p == ';';
   r->override = mm_arena_alloc(&r->arena, fields * sizeof *r->override, err);
   if (!copy || !r->override) return false;
   char *save = NULL, *word = strtok_r(copy, ";", &save);
-  if (!word) return bad(&in_line, "an empty recipe", text, err);
+  if (!word) return bad(&in_line, "an empty recipe", text, "a scheme", err);
   if (!scheme_word(trim(word), &r->scheme, &in_line, err)) return false;
   while ((word = strtok_r(NULL, ";", &save)))
     if (!field(r, word, err)) return false;
@@ -253,7 +257,8 @@ static bool put_rule(mm_text *t, const mm_json *rule, const mm_json_ctx *c, mm_e
     return false;
   const size_t n = strlen(match);
   if (n == 0 || strchr(match, ';') || strchr(" \t", match[0]) || strchr(" \t", match[n - 1]) || one_of(field_word, match, &field))
-    return bad(c, "a pattern that is empty, holds \";\", begins or ends with a blank, or is the name of a field:", match, err);
+    return bad(c, "a pattern that is empty, holds \";\", begins or ends with a blank, or is the name of a field:", match, "another one",
+               err);
   mm_text_printf(t, "; %s=%s", match, word);
   return true;
 }
@@ -269,9 +274,9 @@ static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err 
       (mm_json_get(j, "method") && !mm_json_need_str(j, "method", &method, c, err)) ||
       (mm_json_get(j, "kv_scales") && !mm_json_need_str(j, "kv_scales", &kv, c, err)))
     return false;
-  if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, err);
-  if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, err);
-  if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, err);
+  if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, SEARCHES, err);
+  if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, METHODS, err);
+  if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, KV_USES, err);
   mm_text_printf(t, "%s", word); /* what is the default is left out: the line is that of the options that printed it */
   if (strcmp(search, "mse") != 0) mm_text_printf(t, "; search=%s", search);
   if (strcmp(method, "nearest") != 0) mm_text_printf(t, "; method=%s", method);

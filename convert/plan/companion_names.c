@@ -44,7 +44,7 @@ bool mm_companions_code(const mm_hf *hf, mm_arena *arena, const char *name[MM_CO
   while ((ok = mm_dir_next(d, hf->dir, &found, err)) && found) {
     if (!mm_code_file(found)) continue;
     ok = *count < MM_COMPANION_CODE ||
-         mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(hf->dir, NULL), "found more than %d files of code", MM_COMPANION_CODE);
+         mm_fail(err, MM_LIMIT, "E_LIMIT", mm_at(hf->dir, NULL), "found more files of code, expected at most %d", MM_COMPANION_CODE);
     if (!ok || !(ok = (name[*count] = mm_arena_strndup(arena, found, strlen(found), err)) != NULL)) break;
     ++*count;
   }

@@ -126,6 +126,16 @@ static bool pads_columns(const mm_plan *p, const mm_pack_tensor *t) {
   return c->axis == MM_AXIS_COLS && r < p->pack.tp;
 }
 
+/* A cell of a plane that no stored grid keeps whole. Without a cut it is the end of a matrix that falls inside it, at every --tp. */
+static bool no_grid(const mm_plan *p, const mm_pack_tensor *t, const mm_scheme *s, bool scale, mm_cell cell, mm_cell fits, mm_err *err) {
+  bool cut = false;
+  for (unsigned j = 0; j < t->piece_count; j++) cut |= p->pack.cut[t->piece[j].cut].local < p->pack.cut[t->piece[j].cut].whole;
+  return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
+                 "found %s at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected %sanother --%s",
+                 cut ? "a cut" : "the end of a matrix", p->pack.tp, s->name, cell.n, cell.k, fits.n, fits.k,
+                 scale ? "--tp-align split or " : "", cut ? "tp" : "quant");
+}
+
 bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t, mm_align align, mm_err *err) {
   const mm_scheme *s = pt->scheme;
   uint32_t tp = p->pack.tp;
@@ -145,10 +155,7 @@ bool mm_cut_cells(const mm_plan *p, const mm_plan_tensor *pt, mm_pack_tensor *t,
       if (k > 1 && cols) k = mm_cut_grid(c, tp, 0, k, !plane->scale);
     }
     bool finer = n != cell.n || k != cell.k;
-    if (finer && (!plane->scale || align == MM_ALIGN_ERROR))
-      return mm_fail(err, MM_UNSUPPORTED, "E_TP_ALIGN", mm_at(p->hf->dir, t->name),
-                     "found a cut at tp %u inside a %s cell of %u x %u (the finest grid that fits is %u x %u); expected %sanother --tp", tp,
-                     s->name, cell.n, cell.k, n, k, plane->scale ? "--tp-align split or " : "");
+    if (finer && (!plane->scale || align == MM_ALIGN_ERROR)) return no_grid(p, t, s, plane->scale, cell, (mm_cell){n, k}, err);
     t->plane[i] = (mm_pack_plane){.suffix = plane->suffix, .dtype = plane->dtype, .cell_n = n, .cell_k = k};
     if (cell.n != plane->cell.n || cell.k != plane->cell.k) t->plane[i].grid = (mm_pack_grid){true, cell.n, cell.k};
   }

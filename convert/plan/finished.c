@@ -77,8 +77,8 @@ static bool starts_with(const char *dir, const char *name, const void *bytes, si
   char *there = mm_calloc(n, 1, err);
   const bool ok = there && mm_file_open(&f, path.text, err) && mm_size_is(path.text, f.size, size, err) &&
                   mm_file_read(&f, path.text, there, n, 0, err) &&
-                  (memcmp(there, bytes, n) == 0 ||
-                   mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL), "found other bytes than the plan has"));
+                  (memcmp(there, bytes, n) == 0 || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at(path.text, NULL),
+                                                           "found other bytes than the plan has, expected the same"));
   mm_file_close(&f);
   free(there);
   return ok;

@@ -46,7 +46,8 @@ static bool size_planes(mm_plan *p, uint64_t *all, mm_err *err) {
         uint64_t *bytes = &p->tensor[i].place[j][k].bytes;
         mm_shape s = p->layout->shape(p, i, j, k);
         if (!mm_shape_bytes(&s, p->pack.tensor[i].plane[k].dtype, bytes) || __builtin_add_overflow(*all, *bytes, all))
-          return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, p->pack.tensor[i].name), "found a size beyond 64 bits");
+          return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(NULL, p->pack.tensor[i].name),
+                         "found a size beyond 64 bits, expected a smaller one");
       }
   return true;
 }

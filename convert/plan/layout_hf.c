@@ -93,12 +93,12 @@ static bool digest_of(const mm_plan *p, mm_digest *out, mm_err *err) {
   return true;
 }
 
-/* Names are the rules': they need no escapes. */
 static bool put_stored(void *ctx, const mm_plan *p, uint32_t tensor, uint32_t piece, unsigned plane, const char *name, mm_err *err) {
   mm_text *t = ctx;
   (void)piece, (void)plane, (void)err;
-  mm_text_printf(t, "%s  \"%s\": \"%s\"", t->n && t->p[t->n - 1] == '"' ? ",\n" : "", name,
-                 p->pack.rank[0].part[p->tensor[tensor].part].file);
+  mm_text_put(t, t->n && t->p[t->n - 1] == '"' ? ",\n  " : "  ");
+  mm_text_quote_string(t, name); /* tensors that are copied have any */
+  mm_text_printf(t, ": \"%s\"", p->pack.rank[0].part[p->tensor[tensor].part].file);
   return true;
 }
 

@@ -462,6 +462,8 @@ static bool add_steps(mm_plan *p, mm_err *err) {
   return true;
 }
 
+static bool is_digit(char c) { return c >= '0' && c <= '9'; } /* %u takes blanks and signs */
+
 /* "0,2-5" into p->wanted. */
 static bool read_ranks(mm_plan *p, const char *list, mm_err *err) {
   const char *text = list;
@@ -472,7 +474,7 @@ static bool read_ranks(mm_plan *p, const char *list, mm_err *err) {
   while (text && *text) {
     unsigned from, to;
     int n = 0, m = 0;
-    if (sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1) break;
+    if (!is_digit(*text) || sscanf(text, "%9u%n-%9u%n", &from, &n, &to, &m) < 1 || (m && !is_digit(text[n + 1]))) break;
     if (m == 0) to = from;
     text += m ? m : n;
     if (from > to || to >= all || (*text != 0 && *text != ',')) break;
@@ -535,6 +537,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   *p = (mm_plan){.hf = hf, .layout = o->layout ? o->layout : &mm_layout_packed, .prefix = "", .importance = o->importance};
   mm_planner b = {.p = p, .hf = hf, .o = o, .err = err, .arch = mm_arch_find(hf->config, hf->config_path, err)};
   if (!b.arch || !b.arch->read_config(hf->config, hf->config_path, &p->pack.model, err)) return false;
+  if (hf->names_only && !hf->follow && !mm_hf_types_named(hf, err)) return false;
   if (hf->manifest && !mm_packed_agrees(hf->manifest, b.arch, &p->pack.model, err)) return false;
   if (!p->layout->roles.cuts && (o->tp > 1 || o->pp > 1))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),

@@ -279,10 +279,10 @@ static const char *text_of(mm_plan *p, mm_json *j, mm_err *err) {
 }
 
 mm_json *mm_target_format_plain(const mm_hf *hf, mm_err *err) {
+  const mm_json *text = mm_json_get(hf->config, "text_config"); /* has it in some */
   mm_json *config = mm_json_copy(hf->config, err);
-  if (!config) return NULL;
-  mm_json_remove(config, "quantization_config");
-  mm_json_remove(config, "compression_config");
+  mm_json *own = mm_json_type_of(text) == MM_JSON_OBJ ? mm_json_set(config, "text_config", mm_json_copy(text, err)) : NULL;
+  for (int i = 0; i < 4; i++) mm_json_remove(i < 2 ? config : own, i % 2 ? "quantization_config" : "compression_config");
   return config;
 }
 

@@ -72,7 +72,7 @@ bool mm_compare_plan(const mm_plan *plan, const mm_shards *s, mm_err *err) {
   for (size_t i = 0; i < a->tensor_count; i++)
     if (!same_tensor(a, &a->tensor[i], b, &b->tensor[i]))
       return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(b->dir, b->tensor[i].name),
-                     "found another tensor, cut or grid than this source gives (\"%s\")", a->tensor[i].name);
+                     "found another tensor, cut or grid, expected that of \"%s\" as this source gives it", a->tensor[i].name);
   return true;
 }
 

@@ -129,7 +129,8 @@ static bool find_pairs(mm_decoder *d, const mm_plan *plan, const mm_made *of, pa
       mm_found f = pt->passed ? find_passed(made, pt, &out[n].made) : mm_hf_matrix(made, &plan->pack.model, &piece, &out[n].made, &reason);
       if (f == MM_FAILED) return mm_fail_damaged(err, &reason);
       if (f == MM_ABSENT)
-        return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(made->dir, t->piece[j].source), "found no such weight, which its source has");
+        return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(made->dir, t->piece[j].source),
+                       "found no such weight, expected that of its source");
     }
   }
   mm_err reason = {0};

@@ -31,15 +31,17 @@ static bool check_left_out(const mm_pack *want, const mm_pack *p, mm_err *err) {
     const mm_left_out *a = &p->left_out[i], *b = &want->left_out[i];
     same = strcmp(a->prefix, b->prefix) == 0 && a->tensors == b->tensors && a->bytes == b->bytes;
   }
-  return same || mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
-                         "found other tensors said to be left out than this source's that have no place in a packed checkpoint");
+  return same ||
+         mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
+                 "found other tensors said to be left out than this source's that have no place in a packed checkpoint, expected the same");
 }
 
 bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
   const mm_pack *want = &plan->pack;
   const char *key;
   if (!p->target_format && !mm_model_same(&p->model, &want->model, &key))
-    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL), "found another model than that of this source: key \"%s\"", key);
+    return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, NULL),
+                   "found another model than that of this source, expected the same \"%s\"", key);
   for (size_t i = 0; !plan->recipe.act_scales && i < p->tensor_count; i++)
     if (p->tensor[i].input_scale != want->tensor[i].input_scale)
       return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name),
@@ -48,7 +50,7 @@ bool mm_exact_words(const mm_plan *plan, const mm_pack *p, mm_err *err) {
   for (size_t i = 0; i < p->tensor_count; i++)
     if (!mm_pack_same_steps(&p->tensor[i], &want->tensor[i]))
       return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(p->dir, p->tensor[i].name),
-                     "found other global_steps than those of this source's global scales");
+                     "found other global_steps than those of this source's global scales, expected the same");
   return (p->target_format || check_left_out(want, p, err)) && check_sources(want, p, err);
 }
 

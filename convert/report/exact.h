@@ -33,8 +33,10 @@ MM_MUST_USE bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_ba
  * false where neither is there. MM_INTEGRITY E_SOURCE. */
 MM_MUST_USE bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, bool *compared, mm_err *err);
 
-/* Of an unsharded checkpoint `made`, whose digests p holds; the plan has the same layout and format. Its config, its index and the
- * files that the plan writes. */
+/* The index of an unsharded checkpoint `made`, whose digests p holds, and whose headers it lists as mm_hf_open proves: its plan, its total
+ * and that it names every file. MM_INTEGRITY E_IDX. */
+MM_MUST_USE bool mm_exact_index(const mm_hf *made, const mm_pack *p, mm_err *err);
+/* Of such a checkpoint; the plan has the same layout and format. Its config and the files that the plan writes. */
 MM_MUST_USE bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err);
 /* Sets *from_packed: what the two plans store otherwise is there as `packed` has it, with one scheme, grid and static scale for all experts
  * of a layer (mm_plan_options), not as `own` has it. The first file or tensor that differs decides. */

@@ -11,6 +11,33 @@
 #include "convert/write/step.h"
 #include "formats/system/pool.h"
 
+/* ---- the index ---- */
+
+static bool is_named(const mm_hf *made, const char *file) {
+  size_t i = 0;
+  while (i < made->file_count && strcmp(made->file[i].name, file) != 0) i++;
+  return i < made->file_count;
+}
+
+bool mm_exact_index(const mm_hf *made, const mm_pack *p, mm_err *err) {
+  const mm_path path = mm_path_of(p->dir, MM_INDEX_NAME);
+  const mm_where at = mm_at(path.text, NULL);
+  mm_digest plan;
+  uint64_t bytes;
+  const bool planned = mm_unsharded_plan(p->dir, &plan, err);
+  if (err->status != MM_OK) return false;
+  if (!planned || !mm_digest_equal(&plan, &p->plan))
+    return mm_fail(err, MM_INTEGRITY, "E_IDX", at, "found plan %s, expected %s of " MM_DIGESTS,
+                   planned ? mm_digest_hex(&plan).text : "none", mm_digest_hex(&p->plan).text);
+  if (mm_hf_total_wrong(made, &bytes) || !made->total_given)
+    return mm_fail(err, MM_INTEGRITY, "E_IDX", at, "found total_size %llu, expected the %llu bytes of its tensors",
+                   (unsigned long long)made->total_size, (unsigned long long)bytes);
+  for (size_t i = 0; i < p->rank->part_count; i++)
+    if (!is_named(made, p->rank->part[i].file))
+      return mm_fail(err, MM_INTEGRITY, "E_IDX", at, "found no tensor of %s, expected those that lie in it", p->rank->part[i].file);
+  return true;
+}
+
 /* ---- texts ---- */
 
 static bool another(const mm_pack *p, const char *name, const char *what, mm_err *err) {
@@ -34,12 +61,7 @@ static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p
 }
 
 bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {
-  mm_digest digest;
-  uint64_t bytes;
   if (!same_config(plan, made, p, err)) return false;
-  if (!mm_unsharded_plan(p->dir, &digest, err) || !mm_digest_equal(&digest, &p->plan))
-    return another(p, MM_INDEX_NAME, "found another plan than that of the digests", err);
-  if (mm_hf_total_wrong(made, &bytes)) return another(p, MM_INDEX_NAME, "found another total_size than that of its tensors", err);
   if (strcmp(mm_target_format_name(plan->target_format), p->target_format) != 0)
     return another(p, MM_DIGESTS, "found another format of quantization than this source and recipe give", err);
   bool own_file = false;
@@ -186,7 +208,8 @@ static const mm_hf_tensor *find_stored(const unsharded_job *job, const mm_strip 
   const mm_hf_tensor *t = hit ? *hit : NULL;
   if (key.original && (!t || t->dtype != x->t->plane[plane].dtype || !mm_shape_equal(&t->shape, &shape))) {
     t = NULL;
-    mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(job->p->dir, key.original), "found no such tensor, or another type or shape of it");
+    mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(job->p->dir, key.original),
+            "found no such tensor, or another type or shape of it, expected that of this source");
   }
   mm_arena_close(&names);
   return t;

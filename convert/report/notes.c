@@ -27,7 +27,11 @@ static void put_left_out(FILE *f, const mm_pack *p) {
   for (size_t i = 0; i < p->left_out_count; i++) tensors += p->left_out[i].tensors, bytes += p->left_out[i].bytes;
   if (!tensors) return;
   fprintf(f, "note: %llu tensors (%llu bytes) are left out, text only:", (unsigned long long)tensors, (unsigned long long)bytes);
-  for (size_t i = 0; i < p->left_out_count; i++) fprintf(f, "%s %s*", i ? "," : "", p->left_out[i].prefix);
+  for (size_t i = 0; i < p->left_out_count; i++) {
+    fputs(i ? ", " : " ", f);
+    mm_show_to(f, p->left_out[i].prefix);
+    fputc('*', f);
+  }
   fputc('\n', f);
 }
 

@@ -6,13 +6,17 @@
 
 #include "convert/report/report_error.h"
 
+/* As messages show it: names of folders need not be UTF-8. */
 static void put_text(FILE *f, const char *s) {
-  for (; *s; s++) {
-    unsigned char c = (unsigned char)*s;
-    if (c == '<' || c == '>' || c == '&' || c == '"' || c == '\'' || c < 0x20)
-      fprintf(f, "&#%u;", c);
+  const char *const end = s + strlen(s);
+  for (size_t n; s < end; s += n) {
+    char one[8] = "", shown[24];
+    n = mm_max(1, mm_utf8_len(s, (size_t)(end - s)));
+    memcpy(one, s, n);
+    if (strchr("<>&\"'", one[0]))
+      fprintf(f, "&#%d;", one[0]);
     else
-      fputc(c, f);
+      fputs(mm_show(shown, sizeof shown, one), f);
   }
 }
 

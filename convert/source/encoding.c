@@ -106,6 +106,7 @@ static unsigned shapes(const mm_stored_form *f, const mm_site *p, mm_cell c, mm_
       AXIS(1, 1);
       break;
     case MM_SPAN_COLS: AXIS(0, k); break;
+    case MM_SPAN_SIDES: AXIS(0, 2); break;
     case MM_SPAN_ONE:
       AXIS(1, 1);
       AXIS(2, p->pieces);
@@ -131,6 +132,7 @@ static mm_source place_part(const mm_stored_form *f, const mm_site *p, mm_cell c
       line = 1;
       break;
     case MM_SPAN_COLS: at = p->entry * k; break;
+    case MM_SPAN_SIDES: at = 2 * p->entry; break;
     case MM_SPAN_ONE: at = which < 2 ? p->entry : (uint64_t)p->entry * p->pieces + p->piece; break;
   }
   return (mm_source){t, at * mm_dtype_bits(t->dtype) / 8, line};
@@ -181,8 +183,9 @@ static mm_fit fit(const mm_hf *hf, const mm_encoding *e, const mm_site *p) {
 
 static bool no_config(const mm_hf *hf, const mm_hf_tensor *t, const char *what, mm_err *err) {
   bool declared = hf->quantization.method != NULL;
-  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t), "found %s of %s, but %s declares no %s", what, mm_dtype_name(t->dtype),
-                 declared ? hf->quantization.path : hf->config_path, declared ? "weight_block_size" : "quantization_config");
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t), "found %s of %s, but no %s in %s, expected one", what,
+                 mm_dtype_name(t->dtype), declared ? "weight_block_size" : "quantization_config",
+                 declared ? hf->quantization.path : hf->config_path);
 }
 
 /* Says what the rows that fitted up to `best` wanted. */
@@ -229,7 +232,7 @@ static mm_found refused_by_name(const mm_hf *hf, const mm_site *p, mm_err *err) 
   for (const mm_refused_suffix *r = mm_refused_suffixes; r->suffix; r++) {
     const mm_hf_tensor *t = find(hf, p, r->suffix);
     if (!t) continue;
-    mm_fail(err, MM_UNSUPPORTED, r->code, mm_hf_at(hf, t), "found %s", r->what);
+    mm_fail(err, MM_UNSUPPORTED, r->code, mm_hf_at(hf, t), "found %s, expected codes and scales of a kind that is read", r->what);
     return MM_FAILED;
   }
   return MM_ABSENT;
@@ -254,8 +257,8 @@ static bool companion(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_comp
   bool required = f.suffix && (!f.optional || (i == MM_ZERO && out->zeros) || (i == MM_ORDER && out->reordered));
   char name[NAME_MAX_LEN], shape[128], list[256];
   if (!t)
-    return !required || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\"", e->name,
-                                part_name(name, p, f.suffix));
+    return !required || mm_fail(err, MM_BAD_INPUT, "E_Q_MISSING", mm_hf_at(hf, out->weight), "found %s without \"%s\", expected both",
+                                e->name, part_name(name, p, f.suffix));
   mm_expected want = {0};
   if (!typed(&f, t)) {
     offer_dtypes(&want, f.dtypes);
@@ -297,7 +300,8 @@ static bool group_declared(const mm_hf *hf, const mm_matrix *x, mm_err *err) {
   for (unsigned i = 0; i < q->groups; i++) known = known || q->group[i] == g || (q->group[i] > x->cols && g == x->cols);
   const mm_hf_tensor *s = x->part[MM_SCALE].tensor;
   return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, s),
-                          "found a scale for every %u columns, which is no group_size of %s", g, q->path);
+                          "found a scale for every %u columns, expected one for every %u, a group_size of %s", g,
+                          (uint32_t)mm_min(q->group[0], x->cols), q->path);
 }
 
 static void mark_used(mm_hf *hf, const mm_site *p, const char *suffix) {
@@ -315,8 +319,8 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
   if (!hf->quantization.method) return no_config(hf, t, "codes", err);
   if (e->less && !hf->quantization.gptq)
     return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t),
-                   "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored", hf->quantization.path,
-                   hf->quantization.method);
+                   "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored; expected gptq",
+                   hf->quantization.path, hf->quantization.method);
   const mm_quantization *q = &hf->quantization;
   const mm_where at = mm_hf_at(hf, t);
   mm_module_group group = {true, q->zeros, q->symmetric, q->order};

@@ -16,7 +16,8 @@ typedef enum mm_scale_span {
   MM_SPAN_SPREAD, /* [rows, 1, columns, 1] of cells */
   MM_SPAN_ROWS,   /* [N] or [N, 1] */
   MM_SPAN_COLS,   /* [K] */
-  MM_SPAN_ONE     /* [], [1] or [1, 1]; of a stack [E], [E, 1] or [E, pieces] */
+  MM_SPAN_ONE,    /* [], [1] or [1, 1]; of a stack [E], [E, 1] or [E, pieces] */
+  MM_SPAN_SIDES   /* [2] */
 } mm_scale_span;
 
 #define MM_CELL_BLOCK UINT32_MAX       /* a side of the configuration's block */

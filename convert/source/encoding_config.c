@@ -7,6 +7,7 @@
 #include "convert/source/encoding.h"
 
 #define GROUP_MAX (1 << 20)
+#define UNROTATED "weights that no transformation changed"
 
 typedef struct mm_declared {
   mm_quantization *q;
@@ -23,10 +24,8 @@ static bool bad(const mm_declared *d, const char *key, const mm_json *v, const c
                  expected);
 }
 
-static bool refuse(const char *path, const char *code, const char *what, const char *word, mm_err *err) {
-  char shown[64];
-  return mm_fail(err, MM_UNSUPPORTED, code, mm_at(path, NULL), "found %s \"%s\", which is not read", what,
-                 mm_escape(shown, sizeof shown, word, strlen(word)));
+static bool refuse(const char *path, const char *code, const char *what, const char *word, const char *expected, mm_err *err) {
+  return mm_fail(err, MM_UNSUPPORTED, code, mm_at(path, NULL), "found %s \"%s\", expected %s", what, MM_ESCAPED(64, word), expected);
 }
 
 /* The string under a key, or NULL, also where it has a NUL. */
@@ -116,12 +115,13 @@ static bool no_transform(const mm_declared *d, mm_err *err) {
     bool empty = t == MM_JSON_NULL || (t == MM_JSON_BOOL && !mm_json_bool(v)) ||
                  ((t == MM_JSON_OBJ || t == MM_JSON_ARR) && mm_json_size(v) == 0) ||
                  (t == MM_JSON_OBJ && mm_json_size(v) == 1 && mm_json_type_of(groups) == MM_JSON_OBJ && mm_json_size(groups) == 0);
-    if (!empty) return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", key[i], err);
+    if (!empty) return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", key[i], UNROTATED, err);
   }
   const mm_json *algorithms = mm_json_get(d->obj, "algo_config");
   for (size_t i = 0; mm_json_type_of(algorithms) == MM_JSON_ARR && i < mm_json_size(algorithms); i++) {
     const char *name = word(mm_json_at(algorithms, i), "name");
-    if (name && listed("rotation quarot spinquant", name)) return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", name, err);
+    if (name && listed("rotation quarot spinquant", name))
+      return refuse(d->path, "E_Q_TRANSFORM", "weights rotated by", name, UNROTATED, err);
   }
   return true;
 }
@@ -152,9 +152,9 @@ static bool read_format(const mm_declared *d, const char *older, const char **ou
 }
 
 static bool read_awq(mm_declared *d, mm_err *err) {
-  const char *version, *key = mm_json_get(d->obj, "q_group_size") ? "q_group_size" : "group_size";
+  const char *version, *key = mm_json_type_of(mm_json_get(d->obj, "q_group_size")) == MM_JSON_NULL ? "group_size" : "q_group_size";
   if (!read_format(d, "version", &version, err)) return false;
-  if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, err);
+  if (version && !listed("gemm GEMM", version)) return refuse(d->path, "E_Q_METHOD", "AWQ version", version, "gemm", err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_bits(d, d->obj, "w_bit", false, err)) return false;
   if (!agree(d, "w_bit", "bits", err) || !agree(d, "q_group_size", "group_size", err)) return false;
   bool zeros = true;
@@ -176,7 +176,7 @@ static bool read_gptq(mm_declared *d, mm_err *err) {
   if (!format) format = strcmp(d->q->method, "gptq_v2") == 0 ? "gptq_v2" : "gptq";
   if (strcmp(d->q->method, "gptq_v2") == 0 && strcmp(format, "gptq") == 0)
     return bad(d, "checkpoint_format", mm_json_get(d->obj, "checkpoint_format"), "\"gptq_v2\" as in key \"quant_method\"", err);
-  if (!listed("gptq gptq_v2", format)) return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, err);
+  if (!listed("gptq gptq_v2", format)) return refuse(d->path, "E_Q_METHOD", "GPTQ checkpoint_format", format, "gptq or gptq_v2", err);
   if (!read_bits(d, d->obj, "bits", false, err) || !read_modules(d, "dynamic", err)) return false;
   if (!mm_config_bool_or(c, "sym", &sym, err) || !mm_config_bool_or(c, "desc_act", &desc, err)) return false;
   d->q->gptq = true;
@@ -196,7 +196,8 @@ static bool read_auto_round(mm_declared *d, mm_err *err) {
   if (packing && strcmp(packing, "auto_round:auto_awq") == 0) {
     return read_awq(d, err) && mm_config_bool_or((mm_config){d->obj, d->path}, "sym", &d->q->symmetric, err) && read_rules(d, NULL, err);
   }
-  return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "", err);
+  return refuse(d->path, "E_Q_METHOD", "auto-round packing_format", packing ? packing : "",
+                "auto_round:auto_gptq, auto_round:gptq or auto_round:auto_awq", err);
 }
 
 static bool read_modelopt(mm_declared *d, mm_err *err) {
@@ -207,8 +208,8 @@ static bool read_modelopt(mm_declared *d, mm_err *err) {
   const mm_json *obj = mm_json_type_of(inner) == MM_JSON_OBJ ? inner : d->obj;
   const char *algo = word(obj, "quant_algo");
   if (!algo) return bad(d, "quant_algo", mm_json_get(obj, "quant_algo"), "the name of a quantization", err);
-  if (strcmp(algo, "NVFP4_SVD") == 0) return refuse(d->path, "E_Q_TRANSFORM", "SVDQuant's", algo, err);
-  if (!listed(algos, algo)) return refuse(d->path, "E_Q_METHOD", "quant_algo", algo, err);
+  if (strcmp(algo, "NVFP4_SVD") == 0) return refuse(d->path, "E_Q_TRANSFORM", "SVDQuant's", algo, UNROTATED, err);
+  if (!listed(algos, algo)) return refuse(d->path, "E_Q_METHOD", "quant_algo", algo, algos, err);
   if (d->q->block.n == 0) d->q->block = (mm_cell){128, 128}; /* FP8_PB_WO has no other */
   d->several_groups = strcmp(algo, "MIXED_PRECISION") == 0;
   const mm_json *group = mm_json_get(obj, "group_size");
@@ -216,18 +217,16 @@ static bool read_modelopt(mm_declared *d, mm_err *err) {
 }
 
 static bool read_ct_weights(mm_declared *d, const mm_json *w, mm_err *err) {
-  const char *type = word(w, "type"), *strategy, *order = word(w, "actorder");
-  const mm_json *symmetric = mm_json_get(w, "symmetric");
+  const char *strategy;
+  mm_module_group group;
   if (mm_json_type_of(w) == MM_JSON_NULL) return true;
-  if (!read_word(d, w, "strategy", &strategy, err)) return false;
-  if (!type) return bad(d, "config_groups", w, "weights with a type", err);
-  if (strategy && strcmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err)) return false;
+  if (!read_word(d, w, "strategy", &strategy, err) || !mm_module_group_read(d->path, w, &group, err)) return false;
+  if (strategy && strcasecmp(strategy, "block") == 0 && !read_block(d, mm_json_get(w, "block_structure"), "block_structure", err))
+    return false;
   if (!read_bits(d, w, "num_bits", false, err)) return false;
-  if (mm_json_type_of(symmetric) != MM_JSON_BOOL && mm_json_type_of(symmetric) != MM_JSON_NULL)
-    return bad(d, "symmetric", symmetric, "true or false", err);
-  if (strcmp(type, "int") != 0) return true;
-  d->zeros[mm_json_type_of(symmetric) == MM_JSON_BOOL && !mm_json_bool(symmetric)]++;
-  d->order[order && strcmp(order, "group") == 0]++;
+  if (!group.integers) return true;
+  d->zeros[group.zeros]++;
+  d->order[group.order]++;
   return read_group(d, mm_json_get(w, "group_size"), "group_size", err);
 }
 
@@ -238,8 +237,8 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   const char *format, *sparse;
   if (!read_word(d, d->obj, "format", &format, err) || !read_word(d, mm_json_get(d->obj, "sparsity_config"), "format", &sparse, err))
     return false;
-  if (format && !listed(formats, format)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", format, err);
-  if (sparse && strcmp(sparse, "dense") != 0) return refuse(d->path, "E_Q_METHOD", "compressed-tensors sparsity", sparse, err);
+  if (format && !listed(formats, format)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", format, formats, err);
+  if (sparse && strcmp(sparse, "dense") != 0) return refuse(d->path, "E_Q_METHOD", "compressed-tensors sparsity", sparse, "dense", err);
   const mm_json *groups = mm_json_get(d->obj, "config_groups"), *group;
   const char *name;
   void *iter = NULL;
@@ -247,7 +246,7 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   while (mm_json_next(groups, &iter, &name, &group)) {
     const char *own;
     if (!read_word(d, group, "format", &own, err)) return false;
-    if (own && !listed(formats, own)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", own, err);
+    if (own && !listed(formats, own)) return refuse(d->path, "E_Q_METHOD", "compressed-tensors format", own, formats, err);
     if (!read_ct_weights(d, mm_json_get(group, "weights"), err)) return false;
   }
   d->q->zeros = d->zeros[1] > 0 && d->zeros[0] == 0;
@@ -257,16 +256,16 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
   return (d->q->differing = mm_module_groups_compressed(&(mm_declaration){&d->hf->arena, d->path, false, false}, groups, err));
 }
 
+#define PLAIN    "fp8 fbgemm_fp8 mxfp8 mxfp4 w4afp8 quark"
+#define MODELOPT "modelopt modelopt_fp4 modelopt_mixed"
+#define GPTQ     "gptq gptq_v2"
+#define METHODS  PLAIN " " MODELOPT " awq " GPTQ " auto-round compressed-tensors"
 /* read NULL: it says nothing that tensors leave open. */
 static const struct {
   const char *methods;
   bool (*read)(mm_declared *d, mm_err *err);
-} readers[] = {{"fp8 fbgemm_fp8 mxfp8 mxfp4 w4afp8 quark", NULL},
-               {"modelopt modelopt_fp4 modelopt_mixed", read_modelopt},
-               {"awq", read_awq},
-               {"gptq gptq_v2", read_gptq},
-               {"auto-round", read_auto_round},
-               {"compressed-tensors", read_compressed_tensors}};
+} readers[] = {{PLAIN, NULL},     {MODELOPT, read_modelopt},       {"awq", read_awq},
+               {GPTQ, read_gptq}, {"auto-round", read_auto_round}, {"compressed-tensors", read_compressed_tensors}};
 
 static size_t reader_of(const char *method) {
   size_t i = 0;
@@ -294,8 +293,8 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   mm_json_ctx ctx = {path, MM_BAD_INPUT, "E_Q_CONFIG"};
   const char *method = fallback;
   if (mm_json_type_of(j) != MM_JSON_OBJ) return bad(&d, "quantization_config", j, "an object", err);
-  if (!fallback && mm_quantization_mlx(j)) return refuse(path, "E_Q_METHOD", "the quantization of", "MLX", err);
-  if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), err);
+  if (!fallback && mm_quantization_mlx(j)) return refuse(path, "E_Q_METHOD", "the quantization of", "MLX", "the original weights", err);
+  if (word(j, "quantization")) return refuse(path, "E_Q_METHOD", "FastDeploy's quantization", word(j, "quantization"), "quant_method", err);
   const char *key = !mm_json_get(j, "quant_method") && mm_json_get(j, "method") ? "method" : "quant_method"; /* GPTQModel's newer name */
   if ((!fallback || mm_json_get(j, key)) && !mm_json_need_str(j, key, &method, &ctx, err)) return false;
   if (!one_method(&d, err)) return false;
@@ -305,7 +304,7 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   d.q->whole = block && mm_json_type_of(block) == MM_JSON_NULL;
   if (!d.q->method || !no_transform(&d, err) || !read_block(&d, block, "weight_block_size", err)) return false;
   const size_t i = reader_of(method);
-  if (i == sizeof readers / sizeof *readers) return refuse(path, "E_Q_METHOD", "quant_method", method, err);
+  if (i == sizeof readers / sizeof *readers) return refuse(path, "E_Q_METHOD", "quant_method", method, "one of " METHODS, err);
   if (readers[i].read && !readers[i].read(&d, err)) return false;
   if (d.several_groups) d.q->groups = 0;
   return true;

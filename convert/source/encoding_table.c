@@ -32,11 +32,12 @@ static const uint8_t awq_order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 /* compressed-tensors' pack-quantized: words of 32 / bits columns, offset binary; zero points packed along rows. */
 #define PACKED(title, per)                                                                                                     \
-  .name = title, .codes = GRID("weight_packed", BIT(MM_I32), 1, per), .signed_scale = true, .unread = {"weight_shape"},        \
+  .name = title, .codes = GRID("weight_packed", BIT(MM_I32), 1, per), .signed_scale = true,                                    \
   .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP),                                                         \
            [MM_ZERO] = {.suffix = "weight_zero_point", .dtypes = BIT(MM_I32), .cell = {per, MM_CELL_GROUP}, .optional = true}, \
            [MM_ORDER] = G_IDX("weight_g_idx"),                                                                                 \
-           [MM_INPUT] = INPUT("input_scale")}
+           [MM_INPUT] = INPUT("input_scale"),                                                                                  \
+           [MM_SIDES] = {.suffix = "weight_shape", .dtypes = BIT(MM_I64) | BIT(MM_I32), .span = MM_SPAN_SIDES, .optional = true}}
 /* GPTQ: the same words along the columns of a matrix that lies on its side. */
 #define GPTQ(title, per)                                                                              \
   .name = title, .codes = TURNED("qweight", BIT(MM_I32), 1, per), .signed_scale = true, .less = true, \

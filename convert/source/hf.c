@@ -27,9 +27,9 @@ mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical) {
 
 bool mm_hf_listed(const mm_hf *hf, const mm_hf_tensor *t, uint32_t file, const mm_st_tensor *s, mm_err *err) {
   const mm_where at = mm_at(hf->file[file].path, s->name);
-  if (!t) return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", at, "found in this file, but the index does not list it");
+  if (!t) return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", at, "found in this file, but not in the index, expected in both");
   return t->file == file ||
-         mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", at, "found in this file, but the index lists it in %s", hf->file[t->file].name);
+         mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", at, "found in this file, expected in %s as the index lists it", hf->file[t->file].name);
 }
 
 void mm_hf_take(mm_hf_tensor *t, const mm_st_tensor *s) {

@@ -113,6 +113,8 @@ MM_MUST_USE bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, 
 void mm_hf_close(mm_hf *hf);
 /* False if names are those of quantised weights and no file describes the quantization. */
 bool mm_hf_described(const mm_hf *hf);
+/* Types follow from names in BF16 and block FP8 alone: MM_USAGE E_USAGE for other sources, of which only names are known. */
+MM_MUST_USE bool mm_hf_types_named(const mm_hf *hf, mm_err *err);
 /* Name i of the files that describe a quantization where config.json does not; NULL: there are no more. */
 const char *mm_hf_description(size_t i);
 /* Puts tensors in order of their canonical names. The second of two of one name (the first is before it); NULL: there are none. */
@@ -145,6 +147,7 @@ typedef enum mm_companion {
   MM_ORDER,  /* the group of each column ("g_idx") */
   MM_SMOOTH, /* multiplies each column ("pre_quant_scale") */
   MM_INPUT,  /* static scale of the activations; says nothing about the weights */
+  MM_SIDES,  /* rows and columns ("weight_shape"), which words alone leave open */
   MM_COMPANIONS
 } mm_companion;
 

@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/model/kv_scales.h"
 #include "convert/model/rule.h"
 #include "convert/source/encoding.h"
 #include "convert/source/index.h"
-#include "convert/source/kv_scales.h"
 #include "convert/source/locate.h"
 #include "formats/system/hub.h"
 #include "formats/system/pool.h"
@@ -56,9 +56,17 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
                  mm_hub_rest(hf->dir, rest, sizeof rest), hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
 }
 
+/* Weights of other kinds, by the end of a file's name. */
+static bool is_foreign(const char *dot) {
+  static const char *const end[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz"};
+  size_t i = 0;
+  while (i < sizeof end / sizeof *end && strcmp(dot, end[i]) != 0) i++;
+  return i < sizeof end / sizeof *end;
+}
+
 /* Neither an index nor the one file that needs none: says what weights lie there. */
 static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
-  char first[NAME_MAX + 1] = "";
+  char first[NAME_MAX + 1] = "", foreign[NAME_MAX + 1] = "";
   size_t count = 0;
   bool shards = false, ok;
   DIR *d = opendir(hf->dir);
@@ -67,6 +75,7 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
   while ((ok = mm_dir_next(d, hf->dir, &name, err)) && name) {
     const char *dot = strrchr(name, '.');
     const bool shard = strstr(name, "-of-") != NULL;
+    if (dot && is_foreign(dot) && (!*foreign || strcmp(name, foreign) < 0)) snprintf(foreign, sizeof foreign, "%s", name);
     if (!dot || strcmp(dot, ".safetensors") != 0 || (shards && !shard)) continue;
     if (shard && !shards) count = 0; /* other files do not count once there are shards */
     shards = shards || shard;
@@ -75,8 +84,9 @@ static bool no_weights(const mm_hf *hf, const char *index, mm_err *err) {
   closedir(d);
   if (!ok) return false;
   if (count == 0)
-    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
-                   "found neither this index nor " MM_SINGLE_NAME " nor another weight file");
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL), "found %s, expected this index or " MM_SINGLE_NAME "%s",
+                   *foreign ? MM_ESCAPED(4 * NAME_MAX, foreign) : "no weight file",
+                   *foreign ? ": give the original checkpoint in safetensors" : "");
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(index, NULL),
                  "found no index and no " MM_SINGLE_NAME ", but %zu weight file%s, first %s: fetch the index, too", count,
                  count == 1 ? "" : "s", MM_ESCAPED(4 * NAME_MAX, first));
@@ -102,7 +112,7 @@ static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   f->id = st.id;
   f->header = st.header;
   if (ok && !hf->index_text) { /* it is the only file */
-    ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors");
+    ok = st.count > 0 || mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(f->path, NULL), "found no tensors, expected those of a model");
     hf->tensor = ok ? mm_calloc(st.count, sizeof *hf->tensor, err) : NULL;
     ok = ok && hf->tensor;
     for (size_t i = 0; ok && i < st.count; i++) {
@@ -202,7 +212,7 @@ static bool canonical_names(mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++)
     if (!canonical_name(hf, arch, &hf->tensor[i], err)) return false;
   const mm_hf_tensor *twice = mm_hf_sort(hf);
-  return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s",
+  return !twice || mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, twice - 1), "found again as \"%s\" in %s, expected once",
                            MM_ESCAPED(256, twice->original), hf->file[twice->file].name);
 }
 
@@ -211,7 +221,7 @@ static bool read_headers(mm_hf *hf, bool one_thread, mm_err *err) {
   for (size_t i = 0; i < hf->tensor_count; i++) {
     const mm_hf_tensor *t = &hf->tensor[i];
     if (!t->found)
-      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, t), "found in the index, but not in the file that it names");
+      return mm_fail(err, MM_BAD_INPUT, "E_IDX_TENSOR", mm_hf_at(hf, t), "found in the index, but not in this file, expected in both");
   }
   return true;
 }
@@ -270,6 +280,18 @@ bool mm_hf_described(const mm_hf *hf) {
   for (size_t i = 0; !found && i < hf->tensor_count; i++)
     for (size_t j = 0; j < sizeof ending / sizeof *ending; j++) found = found || mm_ends_with(hf->tensor[i].original, ending[j]);
   return hf->quantization.method || !found;
+}
+
+bool mm_hf_types_named(const mm_hf *hf, mm_err *err) {
+  static const char *const ending[] = {".qweight", ".weight_packed", ".weight_scale", ".weight_scale_2", ".weight_scale_inv"};
+  const bool blocks = hf->quantization.block.n > 0; /* the last ending is of block FP8 */
+  for (size_t i = 0; i < hf->tensor_count; i++)
+    for (size_t j = 0; j < sizeof ending / sizeof *ending - blocks; j++)
+      if (mm_ends_with(hf->tensor[i].original, ending[j]))
+        return mm_fail(err, MM_USAGE, "E_USAGE", mm_hf_at(hf, &hf->tensor[i]),
+                       "found --names-only with a quantised weight whose types this file says, expected BF16 or block FP8 "
+                       "(weight_scale_inv, with a weight_block_size)");
+  return true;
 }
 
 const char *mm_hf_description(size_t i) { return i < sizeof companion / sizeof *companion ? companion[i].file : NULL; }

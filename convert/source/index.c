@@ -54,7 +54,7 @@ static bool note_file(mm_index_reader *r, mm_scan_str s, const char *tensor, uin
 
 static bool weight_map(mm_index_reader *r) {
   mm_hf *hf = r->hf;
-  if (r->seen_map) return bad(r, "E_IDX", NULL, "found \"weight_map\" twice");
+  if (r->seen_map) return bad(r, "E_IDX", NULL, "found \"weight_map\" twice, expected once");
   r->seen_map = true;
   if (!mm_scan_open(&r->scan, '{', r->err)) return false;
   for (bool first = true, more = false;; first = false) {
@@ -65,7 +65,7 @@ static bool weight_map(mm_index_reader *r) {
     size_t n = 0;
     char *name = text_of(r, key, &n);
     if (!name) return false;
-    if (n == 0 || strlen(name) != n) return bad(r, "E_NAME", NULL, "found a tensor name that is empty or holds NUL");
+    if (n == 0 || strlen(name) != n) return bad(r, "E_NAME", NULL, "found a tensor name that is empty or holds NUL, expected text");
     if (mm_scan_peek(&r->scan) != '"') return bad(r, "E_IDX", name, "found a value that is not a string, expected a file name");
     if (!mm_scan_string(&r->scan, &value, r->err)) return false;
     if (!MM_GROW(hf->tensor, &r->tensor_cap, hf->tensor_count + 1, r->err)) return false;
@@ -74,7 +74,7 @@ static bool weight_map(mm_index_reader *r) {
     if (!note_file(r, value, name, &t->file)) return false;
     hf->tensor_count++;
   }
-  return hf->tensor_count > 0 || bad(r, "E_IDX", NULL, "found an empty weight_map");
+  return hf->tensor_count > 0 || bad(r, "E_IDX", NULL, "found an empty weight_map, expected names and files");
 }
 
 /* An integer, a float that is whole (pandas and some exporters write 8170944.0), or null, which is no total. */
@@ -101,10 +101,10 @@ static bool total_size(mm_index_reader *r) {
 }
 
 static bool metadata(mm_index_reader *r) {
-  if (r->seen_metadata) return bad(r, "E_IDX", NULL, "found \"metadata\" twice");
+  if (r->seen_metadata) return bad(r, "E_IDX", NULL, "found \"metadata\" twice, expected once");
   r->seen_metadata = true;
   if (mm_scan_peek(&r->scan) == 'n') return mm_scan_skip(&r->scan, r->err);
-  if (mm_scan_peek(&r->scan) != '{') return bad(r, "E_IDX", NULL, "found metadata that is not an object");
+  if (mm_scan_peek(&r->scan) != '{') return bad(r, "E_IDX", NULL, "found metadata that is not an object, expected one");
   if (!mm_scan_open(&r->scan, '{', r->err)) return false;
   for (bool first = true, more = false;; first = false) {
     mm_scan_str key;
@@ -145,13 +145,13 @@ static bool parse(mm_index_reader *r) {
     if (!more) break;
     if (!mm_scan_key(&r->scan, &key, err)) return false;
     bool map = key.n == 10 && memcmp(key.p, "weight_map", 10) == 0, meta = key.n == 8 && memcmp(key.p, "metadata", 8) == 0;
-    if (map && mm_scan_peek(&r->scan) != '{') return bad(r, "E_IDX", NULL, "found a weight_map that is not an object");
+    if (map && mm_scan_peek(&r->scan) != '{') return bad(r, "E_IDX", NULL, "found a weight_map that is not an object, expected one");
     if (!(map ? weight_map(r) : meta ? metadata(r) : mm_scan_skip(&r->scan, err))) return false;
   }
   if (!mm_scan_end(&r->scan, err)) return false;
-  if (!r->seen_map) return bad(r, "E_IDX", NULL, "found no \"weight_map\"");
+  if (!r->seen_map) return bad(r, "E_IDX", NULL, "found no \"weight_map\", expected one");
   const mm_hf_tensor *twice = mm_hf_sort(hf);
-  return twice ? bad(r, "E_DUP_KEY", twice->name, "found twice in weight_map") : make_files(r);
+  return twice ? bad(r, "E_DUP_KEY", twice->name, "found twice in weight_map, expected once") : make_files(r);
 }
 
 bool mm_index_parse(mm_hf *hf, const char *path, char *text, size_t n, mm_err *err) {

@@ -1,4 +1,4 @@
-/* Rules of a quantised KV cache's scales (names: convert/source/kv_scales.h): which the source has, and what each becomes. */
+/* Rules of a quantised KV cache's scales (names: convert/model/kv_scales.h): which the source has, and what each becomes. */
 #ifndef MM_CONVERT_KV_RULES_H
 #define MM_CONVERT_KV_RULES_H
 

@@ -34,7 +34,7 @@ mm_found mm_files_matrix(mm_hf *hf, const mm_model *m, const mm_rule_piece *p, m
   const mm_hf_tensor *own = mm_encoding_codes(hf, &alone, plain_only), *whole = NULL;
   if (p->count > 1 || mm_rule_stacks(r)) whole = mm_encoding_codes(hf, &fused, plain_only);
   if (own && whole) {
-    mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, own), "found again inside \"%s\" in %s", whole->original,
+    mm_fail(err, MM_BAD_INPUT, "E_DUP_TENSOR", mm_hf_at(hf, own), "found again inside \"%s\" in %s, expected once", whole->original,
             hf->file[whole->file].name);
     return MM_FAILED;
   }
@@ -106,7 +106,7 @@ bool mm_hf_all_used(const mm_hf *hf, const mm_model *m, mm_err *err) {
   const char *code = mm_encoding_leftover(hf, first, what);
   mm_status status = strcmp(code, "E_Q_METHOD") == 0 || strcmp(code, "E_Q_TRANSFORM") == 0 ? MM_UNSUPPORTED : MM_BAD_INPUT;
   if (more) snprintf(others, sizeof others, " (and %zu more tensors that are not read)", more);
-  return mm_fail(err, status, code, mm_hf_at(hf, first), "found %s%s", what, others);
+  return mm_fail(err, status, code, mm_hf_at(hf, first), "found %s%s, expected none", what, others);
 }
 
 /* More than half of the names have this prefix. */

@@ -153,7 +153,7 @@ static bool known_grid(const mm_hf *hf, const mm_packed_entry *e, unsigned plane
   *out = (mm_cell){x->grid.n, x->grid.k};
   if ((x->cell_n != out->n || x->cell_k != out->k) && !repeats(hf->packed, e, plane, *out, &same, err)) return false;
   return same || mm_fail(err, MM_INTEGRITY, "E_MANIFEST", mm_at(hf->dir, hf->packed->shards.pack.tensor[e->whole.tensor].name),
-                         "found scales that differ within a cell of the grid [%u, %u]", out->n, out->k);
+                         "found scales that differ within a cell of the grid [%u, %u], expected equal ones", out->n, out->k);
 }
 
 /* Where a cut fell inside a block, its scale was stored on a finer grid: undoes that, for what was made on a coarser one. */
@@ -263,7 +263,7 @@ static bool add_matrix(mm_hf *hf, size_t *cap, mm_whole w, mm_err *err) {
     snprintf(name, sizeof name, "%s%s", source, t->plane[i].suffix);
     snprintf(original, sizeof original, "%s%s", t->name, t->plane[i].suffix);
     if (!mm_shape_bytes(&x.shape, x.dtype, &x.bytes))
-      return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(hf->dir, name), "found a size beyond 64 bits");
+      return mm_fail(err, MM_LIMIT, "E_SIZE", mm_at(hf->dir, name), "found a size beyond 64 bits, expected a smaller one");
     if (!add_name(hf, cap, name, original, x, err)) return false;
   }
   mm_hf_tensor input = {
@@ -289,7 +289,7 @@ static bool add_matrices(mm_hf *hf, mm_err *err) {
         if (!add_matrix(hf, &cap, (mm_whole){s, i, j, e}, err)) return false;
   }
   const mm_hf_tensor *twice = mm_hf_sort(hf);
-  return !twice || mm_fail(err, MM_INTEGRITY, "E_DUP_TENSOR", mm_at(hf->dir, twice->name), "found in two packed tensors");
+  return !twice || mm_fail(err, MM_INTEGRITY, "E_DUP_TENSOR", mm_at(hf->dir, twice->name), "found in two packed tensors, expected in one");
 }
 
 /* All parts; a part's root stands for its content. */

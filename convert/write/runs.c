@@ -343,6 +343,7 @@ static uint64_t staged_in(const mm_writer *w, int dir) {
     for (uint32_t i = 0; i < w->plan->part_count; i++)
       if (mm_plan_wants(w->plan, i, r) && fstatat(dir, mm_plan_entry(w->plan, i, r)->file, &s, AT_SYMLINK_NOFOLLOW) == 0)
         n += (uint64_t)s.st_blocks * 512;
+  if (w->o.level == 0 && fstatat(dir, MM_DFLASH_FILE, &s, AT_SYMLINK_NOFOLLOW) == 0) n += (uint64_t)s.st_blocks * 512;
   return n;
 }
 

@@ -96,11 +96,11 @@ static bool check_target(mm_writer *w, mm_err *err) {
   bool same = ours && mm_digest_equal(&old, &mine) && archived == (w->o.level > 0);
   if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
-  if (!ours) return usage(err, target, "found a directory that is not empty and not a converted checkpoint");
+  if (!ours) return usage(err, target, "found a directory that is not empty, expected a converted checkpoint or none");
   if (!w->o.force && w->o.leftover == MM_LEFTOVER_RESUME) return mm_finished_other(w->plan, target, err);
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
   return extra.status == MM_OK ||
-         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more than a converted checkpoint: %s", extra.text);
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more in it, expected a converted checkpoint alone: %s", extra.text);
 }
 
 /* Bytes of the files of the largest part. */
@@ -114,10 +114,11 @@ static uint64_t largest_part(const mm_plan *p) {
   return most;
 }
 
-/* Refuses an output that cannot fit. The size of an archive is not known before it is made, and a source may be freed meanwhile: only one
- * part must fit then. */
+/* Refuses an output that cannot fit, with its draft. The size of an archive is not known before it is made, and a source may be freed
+ * meanwhile: only one part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
-  uint64_t have = 0, whole = w->o.level > 0 || mm_follow_frees(w->plan->hf) ? largest_part(w->plan) : w->plan->output_bytes;
+  const bool alone = w->o.level > 0 || mm_follow_frees(w->plan->hf);
+  uint64_t have = 0, whole = alone ? largest_part(w->plan) : w->plan->output_bytes + w->plan->draft.bytes;
   if (!mm_runs_staged(w, &have, err)) return false;
   return mm_staging_capacity(&w->stage, whole > have ? whole - have : 0, err);
 }

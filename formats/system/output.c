@@ -126,7 +126,7 @@ static bool place(const mm_output_place *p, char *real, const char **name, mm_er
   if (!realpath(p->path, real)) {
     if (errno != ENOENT) return mm_fail_errno(err, mm_at(p->path, NULL), "resolve the parent of", errno);
     if (!mm_path_split(p->path, parent, base, err)) return false;
-    if (!mm_base_name_ok(base, strlen(base))) return refuse(p->path, "found no usable file name", err);
+    if (!mm_base_name_ok(base, strlen(base))) return refuse(p->path, "found no usable file name, expected one of text", err);
     if (snprintf(real, PATH_MAX, "%s/%s", strcmp(parent, "/") == 0 ? "" : parent, base) >= PATH_MAX)
       return mm_fail_errno(err, mm_at(p->path, NULL), "resolve", ENAMETOOLONG);
   }
@@ -259,7 +259,9 @@ static bool open_staged(mm_output *o, mm_err *err) {
   if (o->fd < 0 && errno == EEXIST) {
     o->fd = openat(o->parent, o->staged, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     bool ours = o->fd >= 0 && fstat(o->fd, &st) == 0 && S_ISREG(st.st_mode);
-    if (o->fd >= 0 && !ours) return refuse(o->staged, "found something that no run of this program left next to the output", err);
+    if (o->fd >= 0 && !ours)
+      return refuse(o->staged, "found something that no run of this program left next to the output, expected nothing or what one left",
+                    err);
     if (o->fd >= 0 && !hold(o, err)) return false;
     if (o->fd >= 0) {
       unlinkat(o->parent, o->staged, 0);

@@ -34,7 +34,7 @@ bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err
   char name[PATH_MAX], parent[PATH_MAX];
   s->target = target;
   if (!mm_path_split(target, parent, name, err)) return false;
-  if (!mm_base_name_ok(name, strlen(name))) return refuse(s, err, "found no usable directory name");
+  if (!mm_base_name_ok(name, strlen(name))) return refuse(s, err, "found no usable directory name, expected that of one to make");
   s->new_name = mm_arena_strndup(&s->arena, name, strlen(name), err);
   s->path = mm_arena_printf(&s->arena, err, "%s/.%s.partial%s%s", parent, name, word ? "-" : "", word ? word : "");
   if (!s->new_name || !s->path) return false;
@@ -139,7 +139,7 @@ bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
     found = fd < 0 ? -1 : holds(&target, fd);
   }
   if (found == 0) found = mm_lies_in(s->parent, source);
-  if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source");
+  if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source, expected one elsewhere");
   if (found == 0) found = mm_in_checkpoint(s->parent);
   if (found == 1) return refuse(s, err, "found an output inside a checkpoint, expected one elsewhere");
   return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
@@ -294,7 +294,8 @@ static bool begin_anew(mm_staging *s, bool (*ours)(const void *ctx, const char *
   const bool empty = !name;
   closedir(d);
   if (!listed) return false;
-  if (!empty) return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->path, NULL), "found files in it that no interrupted run left");
+  if (!empty)
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->path, NULL), "found files in it that no interrupted run left, expected none");
   return mm_write_file_at(s->parent, s->path, s->mark, text, sizeof text - 1, err);
 }
 

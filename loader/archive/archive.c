@@ -2,6 +2,7 @@
 #include "loader/archive/archive.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@ static bool read_frame(const mm_json *j, uint64_t content, mm_archive_frame *f, 
   const mm_json *bytes = mm_json_at(j, 0), *stride = mm_json_at(j, 1);
   if (mm_json_type_of(j) != MM_JSON_ARR || mm_json_size(j) != 2 || mm_json_type_of(bytes) != MM_JSON_INT ||
       mm_json_type_of(stride) != MM_JSON_INT)
-    return MM_REFUSE(c, err, "expected frames as pairs of integers");
+    return MM_REFUSE(c, err, "found a frame %s, expected a pair of integers", MM_SHOWN_JSON(j));
   int64_t n = mm_json_int(bytes), s = mm_json_int(stride);
   if (n < 1 || (uint64_t)n > mm_frame_bound(content))
     return MM_REFUSE(c, err, "found a frame of %" PRId64 " bytes, expected 1 to %zu", n, mm_frame_bound(content));
@@ -46,11 +47,11 @@ static bool read_part(mm_archive *a, const mm_json *j, const mm_part *part, cons
   const char *file;
   const mm_json *frames;
   if (!mm_archive_part_make(p, part, &a->arena, err)) return false;
-  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected parts as objects");
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found a part %s, expected an object", MM_SHOWN_JSON(j));
   if (!mm_json_only_keys(j, keys, c, err) || !mm_json_need_str(j, "file", &file, c, err) ||
       !(frames = mm_json_need(j, "frames", MM_JSON_ARR, c, err)))
     return false;
-  if (strcmp(file, p->file) != 0) return MM_REFUSE(c, err, "key \"file\": expected \"%s\"", p->file);
+  if (strcmp(file, p->file) != 0) return MM_REFUSE(c, err, "key \"file\": found \"%s\", expected \"%s\"", MM_ESCAPED(300, file), p->file);
   if (mm_json_size(frames) != part->block_count)
     return MM_REFUSE(c, err, "%s: found %zu frames, expected %zu", p->file, mm_json_size(frames), part->block_count);
   for (size_t b = 0; b < part->block_count; b++) {
@@ -67,7 +68,7 @@ static bool read_table(mm_archive *a, const mm_json *root, const mm_json_ctx *c,
   static const char *const keys[] = {"format", "version", "parts", NULL};
   const char *format;
   int64_t version;
-  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(root) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found %s, expected an object", MM_SHOWN_JSON(root));
   if (!mm_json_need_str(root, "format", &format, c, err) || !mm_json_need_int(root, "version", INT64_MIN, INT64_MAX, &version, c, err))
     return false;
   if (strcmp(format, MM_ARCHIVE_FORMAT) != 0 || version != MM_ARCHIVE_VERSION) {
@@ -161,7 +162,7 @@ static bool copy_companions(const mm_pack *p, const mm_staging *s, mm_err *err) 
     free(text);
   }
   const mm_path path = mm_path_of(p->dir, MM_SIGNATURE);
-  if (!ok || access(path.text, F_OK) != 0) return ok;
+  if (!ok || faccessat(AT_FDCWD, path.text, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return ok; /* a link to nothing is not absent */
   size_t n;
   ok = (text = mm_signature_text(p->dir, &n, err)) && mm_write_file_at(s->dir, s->path, MM_SIGNATURE, text, n, err);
   free(text);

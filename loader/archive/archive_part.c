@@ -73,8 +73,9 @@ static bool read_block(const packing *k, size_t b, uint8_t *block, uint64_t at, 
   for (size_t i = 0; i < k->header.count; i++)
     if (overlap(&k->header.tensor[i], at, at + n) > 0) mm_name_list_add(&names, k->header.tensor[i].name);
   if (names.used == 0) mm_name_list_add(&names, "header");
-  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(k->from.text, NULL, at), "found block %zu of %zu damaged; it holds: %s", b,
-                 k->p->part->block_count, names.text);
+  return mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(k->from.text, NULL, at),
+                 "found block %zu of %zu damaged, expected its digest in the manifest; it holds: %s", b, k->p->part->block_count,
+                 names.text);
 }
 
 /* False when a block before it failed: that one says why. */
@@ -166,8 +167,8 @@ static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
     return false;
   const mm_digest d = mm_sha256(l->block, n);
   if (!mm_digest_equal(&d, &p->block[b]))
-    return mm_fail(err, MM_INTEGRITY, "E_DIGEST", where, "found other contents than the manifest has for offset %" PRIu64 " of %s", at,
-                   p->file);
+    return mm_fail(err, MM_INTEGRITY, "E_DIGEST", where,
+                   "found other contents, expected those that the manifest has for offset %" PRIu64 " of %s", at, p->file);
   return u->out < 0 || mm_pwrite(u->out, u->to.text, l->block, n, at, err);
 }
 

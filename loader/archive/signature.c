@@ -208,7 +208,7 @@ static bool hex_member(const mm_json *o, const char *key, mm_digest *out, const 
   const char *hex;
   if (!mm_json_need_str(o, key, &hex, c, err)) return false;
   return mm_digest_parse(hex, strlen(hex), out) ||
-         MM_REFUSE(c, err, "key \"%s\": expected %d lower-case hexadecimal digits", key, MM_HEX_LEN);
+         MM_REFUSE(c, err, "key \"%s\": found \"%s\", expected %d lower-case hexadecimal digits", key, MM_ESCAPED(128, hex), MM_HEX_LEN);
 }
 
 /* Nothing may be left out of what is signed but the signature, and what is no part of a model in a git checkout (OMS 6.2). */
@@ -218,7 +218,9 @@ static bool check_ignored(const mm_json *list, const mm_json_ctx *c, mm_err *err
     const mm_json *j = mm_json_at(list, i);
     bool known = false;
     for (size_t k = 0; k < sizeof may / sizeof *may; k++) known |= mm_json_is(j, may[k]);
-    if (!known) return MM_REFUSE(c, err, "key \"ignore_paths\": entry %zu: expected none but %s and git's", i, MM_SIGNATURE);
+    if (!known)
+      return MM_REFUSE(c, err, "key \"ignore_paths\": entry %zu: found %s, expected none but %s and git's", i, MM_SHOWN_JSON(j),
+                       MM_SIGNATURE);
   }
   return true;
 }
@@ -234,7 +236,7 @@ static bool read_resources(resources *r, const mm_json *list, const mm_json_ctx 
   if (!(r->item = mm_calloc(mm_json_size(list), sizeof *r->item, err))) return false;
   for (; r->count < mm_json_size(list); r->count++) {
     const mm_json *j = mm_json_at(list, r->count);
-    if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "key \"resources\": expected objects");
+    if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "key \"resources\": found %s, expected an object", MM_SHOWN_JSON(j));
     if (!is(j, "algorithm", "sha256", c, err) || !mm_json_need_str(j, "name", &r->item[r->count].name, c, err) ||
         !hex_member(j, "digest", &r->item[r->count].digest, c, err))
       return false;
@@ -250,13 +252,13 @@ static bool check_subject(const mm_json *statement, const resources *r, const mm
   if (mm_json_size(list) != 1) return MM_REFUSE(c, err, "found %zu subjects, expected 1", mm_json_size(list));
   if (!(digest = mm_json_need(mm_json_at(list, 0), "digest", MM_JSON_OBJ, c, err)) || !hex_member(digest, "sha256", &claimed, c, err))
     return false;
-  return mm_digest_equal(&root, &claimed) || MM_REFUSE(c, err, "the subject's digest is not that of the resources");
+  return mm_digest_equal(&root, &claimed) || MM_REFUSE(c, err, "found another digest of the subject, expected that of the resources");
 }
 
 static bool not_same(const char *name, bool signed_one, const mm_json_ctx *c, mm_err *err) {
   const char *shown = MM_ESCAPED(512, name);
-  return signed_one ? MM_REFUSE(c, err, "signed, but not in the checkpoint: \"%s\"", shown)
-                    : MM_REFUSE(c, err, "in the checkpoint, but not signed: \"%s\"", shown);
+  return signed_one ? MM_REFUSE(c, err, "found \"%s\" signed, expected it in the checkpoint, too", shown)
+                    : MM_REFUSE(c, err, "found \"%s\" in the checkpoint, expected it signed, too", shown);
 }
 
 /* Both sorted: the first difference is named. */
@@ -266,7 +268,8 @@ static bool same_resources(const resources *found, const resources *expected, co
     const resource *x = &found->item[i], *y = &expected->item[i];
     int order = strcmp(x->name, y->name);
     if (order != 0) return not_same(order < 0 ? x->name : y->name, order < 0, c, err);
-    if (!y->part && !mm_digest_equal(&x->digest, &y->digest)) return MM_REFUSE(c, err, "other contents were signed: \"%s\"", y->name);
+    if (!y->part && !mm_digest_equal(&x->digest, &y->digest))
+      return MM_REFUSE(c, err, "found other contents signed of \"%s\", expected those of the checkpoint", y->name);
   }
   if (found->count > n) return not_same(found->item[n].name, true, c, err);
   return expected->count == n || not_same(expected->item[n].name, false, c, err);
@@ -318,11 +321,11 @@ static bool check_key(const mm_json *bundle, const mm_key *key, const mm_json_ct
   if (!material || !(named = mm_json_need(material, "publicKey", MM_JSON_OBJ, c, err)) || !hex_member(named, "hint", &hint, c, err) ||
       !mm_key_fingerprint(key, &ours, err))
     return false;
-  return mm_digest_equal(&hint, &ours) || MM_REFUSE(c, err, "signed with another key");
+  return mm_digest_equal(&hint, &ours) || MM_REFUSE(c, err, "found a signature of another key, expected one of the given key");
 }
 
 static bool check_bundle(const mm_pack *p, const mm_key *key, const mm_json *bundle, const mm_json_ctx *c, mm_err *err) {
-  if (mm_json_type_of(bundle) != MM_JSON_OBJ) return MM_REFUSE(c, err, "expected an object");
+  if (mm_json_type_of(bundle) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found %s, expected an object", MM_SHOWN_JSON(bundle));
   if (!is(bundle, "mediaType", BUNDLE_TYPE, c, err) || !check_key(bundle, key, c, err)) return false;
   size_t n;
   char *statement = open_envelope(bundle, key, c, &n, err);

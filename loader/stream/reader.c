@@ -176,7 +176,7 @@ static bool prove(const mm_reader *r, const mm_read_run *w, size_t at, const uin
   const uint64_t offset = w->offset + at, block = offset / MM_HASH_BLOCK;
   const mm_digest d = mm_sha256(data, n);
   return mm_digest_equal(&d, &f->digest[block]) || mm_fail(err, MM_INTEGRITY, "E_DIGEST", mm_at_offset(f->path, NULL, offset),
-                                                           "found block %" PRIu64 " damaged (%zu bytes)", block, n);
+                                                           "found block %" PRIu64 " damaged, expected %zu bytes of its digest", block, n);
 }
 
 /* True if the buffer of the next piece is still in use. */

@@ -185,6 +185,11 @@ def refused():
         for tp in (2, 4, 8):
             done = cf.run(CONVERT, "-q", TINY_M2, "-o", root + "/out", "--tp", tp, "--tp-align", "error")
             cf.assert_error(done, "minimax-convert", 4, "E_TP_ALIGN", "model.layers.0.", f"tp {tp}", "--tp-align split")
+        small(fp8=False, inter=7).save(root + "/plain")  # q, k and v end inside a block where they lie side by side, at every --tp
+        done = cf.run(CONVERT, "-q", root + "/plain", "-o", root + "/out", "--quant", "block_fp8", "--tp-align", "error")
+        cf.assert_error(done, "minimax-convert", 4, "E_TP_ALIGN", "qkv_proj", "found the end of a matrix at tp 1 inside", "expected --tp-align split or another --quant\n")
+        done = cf.run(CONVERT, "-q", root + "/plain", "-o", root + "/out", "--quant", "w4a16")
+        cf.assert_error(done, "minimax-convert", 4, "E_TP_ALIGN", "w2_weight", "found the end of a matrix at tp 1 inside", "expected another --quant\n")
         for tiny_model in (TINY_M1, TINY_M2):
             for tp in (3, 5, 6, 7, 16, 64):
                 done = cf.run(CONVERT, "-q", tiny_model, "-o", root + "/out", "--tp", tp)

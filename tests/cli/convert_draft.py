@@ -46,11 +46,11 @@ def bf16(n, vector):
     return b"".join(struct.pack("<f", x)[2:] for x in numbers)
 
 
-def save(path, config, tensors):
+def save(path, config, tensors, types=None):
     os.makedirs(path)
     head, data = {}, b""
     for name, (shape, raw) in tensors.items():
-        head[name] = {"dtype": {"d2t": "I64", "t2d": "BOOL"}.get(name, "BF16"), "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        head[name] = {"dtype": {"d2t": "I64", "t2d": "BOOL", **(types or {})}.get(name, "BF16"), "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(head).encode()
     with open(path + "/model.safetensors", "wb") as f:
@@ -148,6 +148,12 @@ def misfits(tmp, tensors):
         refused(code, status, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/bad{i}", {**CONFIG, **change}, tensors), "--dry-run")
     q, k = (f"layers.0.self_attn.{x}_proj.weight" for x in "qk")
     refused(q, 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(tmp + "/rows", CONFIG, {**tensors, q: tensors[k], k: tensors[q]}), "--dry-run")
+    shape, data = tensors[k]
+    wide = {**tensors, k: (shape, bytes(2 * len(data)))}
+    for i, (given, types, says) in enumerate(((tensors, {q: "F16"}, f'"{q}": found weights of F16, expected BF16 or F32\n'),
+                                              (wide, {k: "F32"}, f'"{k}": found weights of F32, expected BF16 as in "{q}", with which they are joined\n'),
+                                              ({**tensors, q: tensors["norm.weight"]}, {}, f'"{q}": found shape [{H}], expected [{HEADS * D}, {H}] as in the config\n'))):
+        refused(says, 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", save(f"{tmp}/typed{i}", CONFIG, given, types), "--dry-run")
     refused("E_USAGE", 2, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft", tmp + "/draft", "--layout", "hf", "--dry-run")
     for name, says in (("lm_head.weight", "found BF16 [2, 3], expected BF16 or F32"), ("lm_head.bias", "found a tensor that such a draft does not have")):
         refused(f'"{name}": {says}', 3, "convert", "tests/data/tiny-m2", "-o", tmp + "/no", "--draft",
@@ -172,6 +178,20 @@ def finished(tmp, draft, tensors):
         refused("--draft", 2, *named, "--part", "1/2")
         refused("--draft", 2, *named, "--resume")
     assert run("convert", source, "-o", out, "--draft", draft, "--resume", "-q")[0] == 0
+
+
+def no_room(tmp, draft):
+    """Free space that the weights have, but not the draft, is found before anything is written."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0:
+        print("no_room: not run: needs unshare -rm")
+        return
+    out = tmp + "/packed/"
+    weights_alone = sum(os.path.getsize(out + x) for x in os.listdir(out) if x.startswith("model-")) // 4096 + 64
+    assert os.path.getsize(out + "draft.safetensors") > 64 * 4096 * 2
+    os.makedirs(tmp + "/small")
+    made = "mount -t tmpfs -o size=$1 none $2/small && $3 tests/data/tiny-m2 -o $2/small/o --draft $4 -q; got=$?; ls -A $2/small; exit $got"
+    r = subprocess.run(["unshare", "-rm", "sh", "-c", made, "sh", str(weights_alone * 4096), tmp, BIN + "minimax-convert", draft], capture_output=True, text=True, check=False, timeout=60)
+    assert r.returncode == 5 and "E_SPACE" in r.stderr and not r.stdout, r
 
 
 def changing(folder, tensors):
@@ -371,6 +391,13 @@ def quantised(tmp, draft, tensors):
     for of, other, status in ((draft, None, 0), (tmp + "/other", None, 6), (None, out, 0), (None, tmp + "/packed", 0)):
         got = run("verify", out, "--source", other or source, *(["--draft", of] if of else []), "-q")
         assert got[0] == status and ("E_SOURCE" in got[1]) == (status == 6), (of, other, got)
+    for blanks in (1, 2):  # a header of any length: numbers lie at odd bytes, too
+        shutil.copytree(draft, f"{tmp}/longer{blanks}")
+        with open(f"{tmp}/longer{blanks}/model.safetensors", "r+b") as f:
+            size, whole = struct.unpack("<Q", f.read(8))[0], f.read()
+            f.seek(0)
+            f.write(struct.pack("<Q", size + blanks) + whole[:size] + b" " * blanks + whole[size:])
+        assert pack(f"{tmp}/fp8-longer{blanks}", source, "--draft", f"{tmp}/longer{blanks}", "--draft-quant", "block_fp8") == (0, "") and same(f"{tmp}/fp8-longer{blanks}", out)
     # Handed on, and what is quantised of a packed source: its numbers, once more if they are codes already.
     for i, (of, args) in enumerate(((out, ()), (out, ("--draft-quant", "block_fp8")), (out, ("--draft-quant", "none")), (tmp + "/packed", ("--draft-quant", "block_fp8")))):
         assert pack(f"{tmp}/fp8-{i}", of, "--tp", "2", *args) == (0, "") and same(f"{tmp}/fp8-{i}", out), args
@@ -471,6 +498,7 @@ def masks(tmp, tensors):
 def main(folder):
     tensors = weights()
     out = packed(folder, save(folder + "/draft", CONFIG, tensors), tensors)
+    no_room(folder, folder + "/draft")
     misfits(folder, tensors)
     finished(folder, folder + "/draft", tensors)
     exact(folder, tensors)

@@ -76,12 +76,25 @@ def index_and_files():
     check(BAD, "E_FS_MISSING", SHARD2, "download seems unfinished",
           after=lambda s: os.rename(f"{s}/{SHARD2}", f"{s}/{SHARD2}.incomplete"))
     check(BAD, "E_FS_MISSING", SHARD2, after=lambda s: os.remove(f"{s}/{SHARD2}"))
-    check(BAD, "E_IDX_TENSOR", "lm_head.weight", "does not list it", spoil=drop)
+    check(BAD, "E_IDX_TENSOR", "lm_head.weight", "found in this file, but not in the index", spoil=drop)
     check(BAD, "E_AMBIGUOUS", INDEX, SINGLE, after=lambda s: shutil.copy(f"{s}/{SHARD1}", f"{s}/{SINGLE}"))
     check(BAD, "E_DUP_KEY", spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x","b":"x","a":"x"}}'))
     check(BAD, "E_JSON", INDEX, spoil=lambda c: setattr(c, "index", '{"weight_map":{"a":"x"'))
     check(BAD, "E_FS_MISSING", "config.json", after=lambda s: os.remove(s + "/config.json"))
     check(BAD, "E_FS_MISSING", "no such directory", after=shutil.rmtree)
+
+    def only(*files):
+        def after(path):
+            for name in os.listdir(path):
+                if name != "config.json":
+                    os.remove(f"{path}/{name}")
+            for name in files:
+                with open(f"{path}/{name}", "wb") as f:
+                    f.write(b"GGUF")
+        return after
+    check(BAD, "E_FS_MISSING", "found no weight file, expected this index or model.safetensors", after=only("notes.txt"))
+    for first, *more in (("model-Q4_K.gguf", "x.gguf"), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"), ("consolidated.00.pth",)):
+        check(BAD, "E_FS_MISSING", f"found {first}, expected this index or model.safetensors: give the original", after=only(first, *more))
     for name, code, shown in (("\x1b[31mred", "E_NAME", r"\x1b[31mred"), ("été\u202e", "E_UNKNOWN", "été")):
         check(BAD, code, shown, spoil=lambda c, n=name: (c.tensors.update({n: ("U8", [1], b"1")}), c.file.update({n: SHARD1})))
 
@@ -425,8 +438,14 @@ def parallel_degree():
         check(USAGE, "E_USAGE", "--tp", args=(f"--tp={tp}",))
     check(UNSUPPORTED, "E_TP", "num_attention_heads 2", "expected one of 1, 2", args=("--tp", "3"))
     check(UNSUPPORTED, "E_TP", args=("--tp", "1024"))
-    for ranks in ("", "0,", ",0", "0,,1", "2", "1-0", "0-2", "0;1", "x"):
-        check(USAGE, "E_RANKS", args=("--tp", "2", "--ranks", ranks))
+    for ranks in ("", "0,", ",0", "0,,1", "2", "1-0", "0-2", "0;1", "x", "+0", " 0", "-0", "0, 1", "0--1", "0-+1", "0- 1"):
+        check(USAGE, "E_RANKS", args=("--tp", "2", f"--ranks={ranks}"))
+    for part in ("", "0", "2/2", "0/0", "0/-1", "-0/2", "+0/2", " 0/2", "0/ 2", "0/2x", "0/4294967297"):
+        check(USAGE, "E_USAGE", "--part", args=(f"--part={part}",))
+    for level in ("0", "20", "+3", " 3", "-3", "3x", ""):
+        check(USAGE, "E_USAGE", "--compress", args=(f"--compress=zstd:{level}",))
+    for option in ("--follow-quiet=0", "--follow-quiet=10", "--follow-timeout=3600"):  # as given as their defaults
+        check(USAGE, "E_USAGE", "without --follow", args=(option,))
 
 
 def values():

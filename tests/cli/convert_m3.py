@@ -147,6 +147,45 @@ def test_preset():
             assert t["scheme"] == wanted, (t["name"], t["scheme"])
 
 
+def test_unsharded_texts():
+    """What a source may have and no release has: names with quotes among copied tensors, the quantization in the text model's config alone."""
+    source = Checkpoint.load(TINY)
+    name = 'vision_tower.a"b\\c\u00e9.weight'
+    source.tensors[name], source.file[name] = ("BF16", [2, 2], bytes(8)), "model-00001-of-00003.safetensors"
+    source.config["text_config"]["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    with Scratch() as tmp:
+        source.save(tmp + "/source")
+        for scheme in ("none", "block_fp8"):
+            out = f"{tmp}/{scheme}"
+            convert(tmp + "/source", out, "--layout", "hf", "--quant", scheme, "-q")
+            for more in ([], ["--source", tmp + "/source"]):
+                done = run(VERIFY, "-q", out, *more)
+                assert done.returncode == 0, done.stderr
+            with open(out + "/model.safetensors.index.json", encoding="utf-8") as f:
+                assert json.load(f)["weight_map"][name].startswith("model-0000")
+            with open(out + "/config.json", encoding="utf-8") as f:
+                made = json.load(f)
+            assert "quantization_config" not in made["text_config"] and ("quantization_config" in made) == (scheme == "block_fp8")
+            convert(out, out + "-packed", "-q", "--tp", "2")
+
+
+def test_followed():
+    """A finished output is done under --follow, too, with all that is left out: under the release's names and where drafts are among it."""
+    source = Checkpoint.load(TINY)
+    extra = {f"{PREFIX}model.mtp.layers.{i}.x.weight": ("BF16", [2 + i], bytes(4 + 2 * i)) for i in range(3)}
+    source.tensors, source.file = source.tensors | extra, source.file | dict.fromkeys(extra, "model-00001-of-00003.safetensors")
+    with Scratch() as tmp:
+        source.save(tmp + "/source")
+        shutil.copy("tests/data/tiny-m2/tokenizer.json", tmp + "/source")
+        convert(tmp + "/source", tmp + "/plain", "-q", "--tp", "2")
+        for name in ("made", "made", "plain"):
+            convert(tmp + "/source", f"{tmp}/{name}", "-q", "--tp", "2", "--follow", "--follow-quiet", "0", "--follow-timeout", "9", "--resume")
+        for name in os.listdir(tmp + "/plain"):
+            with open(f"{tmp}/plain/{name}", "rb") as a, open(f"{tmp}/made/{name}", "rb") as b:
+                assert a.read() == b.read(), name
+        refused(tmp + "/source", tmp + "/made", 2, "E_RESUME", "--tp 2", options=("-q", "--tp", "4", "--follow", "--follow-quiet", "0", "--resume"))
+
+
 def test_refused():
     source = Checkpoint.load(TINY)
     with Scratch() as tmp:
@@ -290,4 +329,4 @@ def test_mxfp8():
 
 
 if __name__ == "__main__":
-    main([test_forms, test_left_out, test_preset, test_refused, test_layout_hf, test_mxfp8])
+    main([test_forms, test_left_out, test_preset, test_unsharded_texts, test_followed, test_refused, test_layout_hf, test_mxfp8])

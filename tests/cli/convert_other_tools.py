@@ -159,6 +159,27 @@ def widths():
     refused(copy(c, None, quark), 3, "E_DTYPE", "found I32")
 
 
+def names_alone():
+    """--names-only plans where types follow from names, and says so elsewhere, not that something is wrong with the source."""
+    plain, fp8 = cf.small(fp8=False), cf.small()
+    kinds = (("qweight", "qzeros", "scales"), ("weight_packed", "weight_scale"), ("weight", "weight_scale"), ("weight", "weight_scale", "weight_scale_2"))
+    with Scratch() as root:
+        for i, c in enumerate((plain, fp8)):
+            c.save(f"{root}/{i}")
+            cf.ok(CONVERT, f"{root}/{i}", "--dry-run", "--names-only")
+        sources = [copy(fp8, {"quantization_config": {"quant_method": "mxfp8"}})]
+        for kind in kinds:
+            t = {k: v for k, v in plain.tensors.items() if "_proj." not in k}
+            for k in plain.tensors.keys() - t.keys():
+                t |= {k[:-len("weight")] + suffix: ("U8", [1], b"x") for suffix in kind}
+            sources.append(copy(plain, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, t))
+        for i, c in enumerate(sources):
+            c.save(f"{root}/other{i}")
+            for quant in ("none", "bf16"):
+                done = cf.run(CONVERT, f"{root}/other{i}", "--dry-run", "--names-only", "--quant", quant)
+                cf.assert_error(done, "minimax-convert", 2, "E_USAGE", "found --names-only with a quantised weight", "expected BF16 or block FP8")
+
+
 def static_scales():
     def source(values):
         c = cf.small()
@@ -184,11 +205,11 @@ def orphans():
     there = f'found a tensor of a quantised weight, but "{ATTN}q_norm.weight" is BF16 and is read without it'
     refused(copy(c, None, c.tensors | {ATTN + "q_norm.weight_scale": scale}), 3, "E_Q_ORPHAN", there)
     refused(copy(c, None, c.tensors | {MOE + "experts.3.w1.weight_scale_inv": scale}), 3, "E_Q_ORPHAN",
-            "found a tensor of a quantised weight that is not there\n")
+            "found a tensor of a quantised weight that is not there, expected none\n")
     both = {MOE + "experts.3.w1.weight_scale_inv": scale, MOE + "experts.3.w1.weight": ("F8_E4M3", [1, 1], b"\x40")}
     line = refused(copy(c, None, c.tensors | both), 3, "E_UNKNOWN", "that this architecture does not have (and 1 more tensors that are not read)")
     assert "quantised weight" not in line, line
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, static_scales, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, orphans])

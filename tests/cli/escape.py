@@ -39,6 +39,8 @@ def run(program, *args, fine=True, status=None):
 
 pf.source(work + "/src")
 pf.convert(BIN + "minimax-convert", work + "/src", work + "/good", "--tp", "2", "--quant", "block_fp8")
+pf.source(work + "/m3-src", family="m3")
+pf.convert(BIN + "minimax-convert", work + "/m3-src", work + "/m3", "--tp", "2")
 for i, evil in enumerate(EVIL):
     word, path = FINE + evil, f"{work}/evil{i}"
     p = pf.Packed(work + "/good")
@@ -57,6 +59,11 @@ for i, evil in enumerate(EVIL):
     run("minimax-inspect", path, "--diff", work + "/good", fine=not control, status=0 if control else 6)
     run("minimax-verify", path, fine=False, status=0)
     run("minimax-verify", "-q", path, "--source", work + "/src", fine=False)
+    if not control or evil == "\x7f":  # a folder's name, in results and in reports
+        os.symlink(work + "/src", f"{work}/{word}")
+        assert f"against {work}/{FINE}\\x" in run("minimax-verify", "-q", work + "/good", "--source", f"{work}/{word}", "--report", path + ".html", status=0)
+        page = open(path + ".html", encoding="utf-8").read()
+        assert f"{work}/{FINE}\\x" in page and not commands(page), commands(page)
     run("minimax-archive", "pack", path, "-o", path + ".arc", fine=False, status=0)
     run("minimax-archive", "list", path + ".arc", fine=False, status=0)
     for edit in (lambda m: m.update({word: 1}), lambda m: m.update(format=word), lambda m: m["tensors"][0].update(scheme=word),
@@ -69,6 +76,11 @@ for i, evil in enumerate(EVIL):
         q.save(first)
         for program, *args in (("minimax-inspect",), ("minimax-verify",), ("minimax-run", "-p", "a"), ("minimax-eval", "--ids", "tests/data/tiny-m2/held-out-ids.json")):
             run(program, first, *args, fine=False)
+    q = pf.Packed(work + "/m3")
+    q.manifest["left_out"] = [{"prefix": word, "tensors": 1, "bytes": 2}]
+    q.save(path + "-m3")
+    run("minimax-convert", path + "-m3", "-o", path + "-out", "--dry-run", status=0)
+    run("minimax-convert", path + "-m3", "-o", path + "-out", "--dry-run", "--layout", "hf", status=4)
     config = json.load(open(work + "/src/config.json", encoding="utf-8"))
     os.mkdir(path + "-src")
     for name in ("model.safetensors", "tokenizer.json"):
@@ -92,6 +104,9 @@ for program, *args in (("minimax-inspect", folder), ("minimax-verify", folder), 
                        ("minimax-archive", "sign", folder, "--key", work + "/key.pem")):
     done = subprocess.run([BIN + program, *args, "--json"], capture_output=True)
     assert done.returncode == 0, (program, args, done)
+    if "--source" in args:
+        done = subprocess.run([BIN + program, *args, "-q", "--json", "--report", work + "/page.html", "--force"], capture_output=True)
+        assert done.returncode == 0 and work + "/\\xff" in open(work + "/page.html", encoding="utf-8").read(), done
     said = json.loads(done.stdout)
     assert any(str(x).startswith(work + "/\\xff") for x in said.values()), (program, args, done)
     seen += 1

@@ -114,14 +114,16 @@ def report():
     for text in (f"<dd>{want['kl']:.6f} nats", f"p50 {want['kl_p50']:.6f}, p90 {want['kl_p90']:.6f}, p99 {want['kl_p99']:.6f}, largest {want['kl_most']:.4f}",
                  f"<dd>{100 * want['first_choice_share']:.2f} % of 18 tokens", f"<dd>{TMP}/exact\n"):
         assert text in page, text
-    assert "E_USAGE" in run("minimax-verify", f"{TMP}/exact", *verify[2:], status=2).stderr
+    assert "goes with --report FILE or --json" in run(*verify, status=2).stderr  # nothing would show it
+    shown = (*verify, "--report", f"{TMP}/none.json")
+    assert "E_USAGE" in run("minimax-verify", f"{TMP}/exact", *shown[2:], status=2).stderr
     assert "E_USAGE" in run(*verify, "--report", f"{TMP}/r.csv", status=2).stderr
     for key in want.keys() - {"checkpoint", "windows"}:
         json.dump({k: v for k, v in want.items() if k != key}, open(f"{TMP}/kl.json", "w"))
-        assert f'no "{key}"' in run(*verify, status=3).stderr
+        assert f'no "{key}"' in run(*shown, status=3).stderr
     for key, value in (("kl", -1), ("kl", "x"), ("kl", want["kl_most"] + 1), ("kl_p90", want["kl_p50"] / 2), ("first_choice_share", 1.5), ("tokens", 0), ("tokens", 1.5)):
         open(f"{TMP}/kl.json", "w").write(json.dumps({**want, key: value}))
-        done = run(*verify, status=3)  # before the weights are compared
+        done = run(*shown, status=3)  # before the weights are compared
         assert f'key "{key}": found ' in done.stderr and not done.stdout, done
     open(f"{TMP}/kl.json", "w").write(json.dumps({**want, "reference": "<img src=x onerror=y>"}))
     run(*verify, "--report", f"{TMP}/r.html")

@@ -136,7 +136,7 @@ def sources():
     refused(3, ["E_FS_MISSING", f"{len(shards)} weight files, first {shards[0]}", "fetch the index"], "minimax-convert", part, "--dry-run")
     for name in [*shards, "golden.safetensors"]:
         os.remove(f"{part}/{name}")
-    refused(3, ["E_FS_MISSING", "neither"], "minimax-convert", part, "-o", f"{TMP}/never")
+    refused(3, ["E_FS_MISSING", "found no weight file, expected this index or model.safetensors"], "minimax-convert", part, "-o", f"{TMP}/never")
     shutil.copy(f"{source}/model.safetensors.index.json", part)
     refused(3, ["E_FS_MISSING", shards[0], f"of {len(shards)} files that the index names, {len(shards)} are missing"], "minimax-convert", part, "-o", f"{TMP}/never")
     shutil.copy(f"{source}/{shards[0]}", part)

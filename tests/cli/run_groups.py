@@ -102,7 +102,7 @@ def damage():
     """Digests of a checkpoint whose planes were copied; a rank whose files are absent, and from which another one takes heads."""
     some = convert("tiny-m2", "some", "none", "--tp", "4", "--attn-tp", "2", "--ranks", "1-3")
     found = run("minimax-run", some, "-p", "And", "-n", "1", "--dp", "1", status=6).stderr
-    assert "E_MISSING" in found and "rank 0 has none, and rank 1 takes some of it under --dp 1" in found, found
+    assert "E_MISSING" in found and "found none on rank 0, expected one, as rank 1 takes some of it under --dp 1" in found, found
     made = convert("tiny-m2", "made", "none", "--tp", "2", "--attn-tp", "1")
     part = f"{made}/model-rank-00001-part-00000.safetensors"
     run("minimax-run", made, "-p", "And", "-n", "1", "--dp", "1", "--verify-on-load")

@@ -87,6 +87,11 @@ for verb, there in (("pack", model), ("unpack", work + "/packed")):
         run("minimax-archive", verb, there, "-o", work + "/out", expect=6, says="model.sig: found a file that is no signature")
         assert not os.path.exists(work + "/out")
         os.unlink(sig)
+    for to in ("nothing", "model.sig"):  # a link to nothing, and to itself, is not an absent signature
+        os.symlink(to, sig)
+        run("minimax-archive", verb, there, "-o", work + "/out", expect=6, says="model.sig")
+        assert not os.path.exists(work + "/out")
+        os.unlink(sig)
     os.rename(work + "/right.sig", sig)
 shutil.rmtree(work + "/packed")
 os.unlink(work + "/secret")
@@ -134,7 +139,7 @@ def refused(says, expect=6, with_key=public):
     cases += 1
 
 
-refused("signed with another key", with_key=other_public)
+refused("found a signature of another key", with_key=other_public)
 refused("E_KEY", with_key=p384_public)
 refused("E_KEY", with_key=rsa_public)
 refused("E_KEY", with_key=ed_public)
@@ -194,11 +199,11 @@ open(part, "wb").write(changed)
 body = manifest.replace(old, new).replace(old_root, new_root)[:-78]
 open(model + "/manifest.json", "wb").write(body + b'"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n')
 run("minimax-verify", model, "-q")  # integrity cannot see it
-refused("other contents were signed: \"manifest.json\"")
+refused("found other contents signed of \"manifest.json\"")
 open(part, "wb").write(weights)
 open(model + "/manifest.json", "wb").write(resealed(b'"tool":"minimax-convert', b'"tool":"minimax-konvert'))
 run("minimax-verify", model, "-q")
-refused("other contents were signed: \"manifest.json\"")
+refused("found other contents signed of \"manifest.json\"")
 open(model + "/manifest.json", "wb").write(manifest)
 shutil.copy(work + "/another/model.sig", bundle_path)
 refused("E_SIGNATURE")  # another model's, by the same key
@@ -245,15 +250,15 @@ bad_bundle(put({}, "dsseEnvelope"))
 bad_bundle(put([], "dsseEnvelope", "signatures"), "found 0 signatures")
 bad_bundle(put([signature, signature], "dsseEnvelope", "signatures"), "found 2 signatures")
 bad_bundle(put("text/plain", "dsseEnvelope", "payloadType"))
-bad_bundle(flip, "not that of the given key")
+bad_bundle(flip, "expected that of the given key")
 bad_bundle(put("", "dsseEnvelope", "signatures", 0, "sig"))
 bad_bundle(put(signature["sig"] + "\n", "dsseEnvelope", "signatures", 0, "sig"), "base64")
 bad_bundle(put("", "dsseEnvelope", "payload"))
-bad_bundle(put(base64.b64encode(statement + b" ").decode(), "dsseEnvelope", "payload"), "not that of the given key")
-bad_bundle(put(base64.b64encode(statement.replace(b"model", b"nodel", 1)).decode(), "dsseEnvelope", "payload"), "not that of the given key")
+bad_bundle(put(base64.b64encode(statement + b" ").decode(), "dsseEnvelope", "payload"), "expected that of the given key")
+bad_bundle(put(base64.b64encode(statement.replace(b"model", b"nodel", 1)).decode(), "dsseEnvelope", "payload"), "expected that of the given key")
 for wrong in (p384_key, rsa_key, other_key):
     forged = bundle(statement, wrong, public)
-    bad_bundle(lambda b: forged, "not that of the given key")
+    bad_bundle(lambda b: forged, "expected that of the given key")
 
 
 # The statement changed, and signed with the right key.
@@ -276,15 +281,15 @@ bad_statement(put(None, "predicate", "serialization"), "serialization")
 bad_statement(put("shards", "predicate", "serialization", "method"), "method")
 bad_statement(put("blake3", "predicate", "serialization", "hash_type"), "hash_type")
 bad_statement(put(["model.sig", "extra.py"], "predicate", "serialization", "ignore_paths"), "ignore_paths")
-bad_statement(put([], "predicate", "resources"), "not signed: \"config.json\"")
-bad_statement(put(files[1:], "predicate", "resources"), "not signed: \"config.json\"")
-bad_statement(put(files + [dict(files[0], name="extra.py")], "predicate", "resources"), "not in the checkpoint: \"extra.py\"")
-bad_statement(put(files + files[:1], "predicate", "resources"), "not in the checkpoint: \"config.json\"")
-bad_statement(put([dict(files[0], name="../" + files[0]["name"])] + files[1:], "predicate", "resources"), "not in the checkpoint: \"../config.json\"")
-bad_statement(put([dict(files[0], digest="11" * 32)] + files[1:], "predicate", "resources"), "other contents were signed: \"config.json\"")
+bad_statement(put([], "predicate", "resources"), "found \"config.json\" in the checkpoint, expected it signed")
+bad_statement(put(files[1:], "predicate", "resources"), "found \"config.json\" in the checkpoint, expected it signed")
+bad_statement(put(files + [dict(files[0], name="extra.py")], "predicate", "resources"), "found \"extra.py\" signed, expected it in the checkpoint")
+bad_statement(put(files + files[:1], "predicate", "resources"), "found \"config.json\" signed, expected it in the checkpoint")
+bad_statement(put([dict(files[0], name="../" + files[0]["name"])] + files[1:], "predicate", "resources"), "found \"../config.json\" signed, expected it in the checkpoint")
+bad_statement(put([dict(files[0], digest="11" * 32)] + files[1:], "predicate", "resources"), "found other contents signed of \"config.json\"")
 bad_statement(put([dict(files[0], digest=files[0]["digest"].upper())] + files[1:], "predicate", "resources"), "hexadecimal")
 bad_statement(put([dict(files[0], algorithm="md5")] + files[1:], "predicate", "resources"), "algorithm")
-bad_statement(put([dict(f, digest=files[0]["digest"]) for f in files], "predicate", "resources"), "other contents were signed")
+bad_statement(put([dict(f, digest=files[0]["digest"]) for f in files], "predicate", "resources"), "found other contents signed of")
 
 # As other signers write it: another order, more fields, git's files ignored, a key id.
 x = copy.deepcopy(s)

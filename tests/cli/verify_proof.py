@@ -230,6 +230,27 @@ def unsharded_damaged():
         with open(root + "/model.safetensors.index.json", "w", encoding="utf-8") as f:
             json.dump(made, f)
 
+    def metadata(edit):
+        def change(root):
+            with open(root + "/model.safetensors.index.json", encoding="utf-8") as f:
+                made = json.load(f)
+            edit(made["metadata"])
+            with open(root + "/model.safetensors.index.json", "w", encoding="utf-8") as f:
+                json.dump(made, f)
+        return change
+
+    def header(edit):
+        """Of one weight file, its metadata changed."""
+        def change(root):
+            path = f"{root}/{min(f for f in os.listdir(root) if f.endswith('.safetensors'))}"
+            data = open(path, "rb").read()
+            n = struct.unpack("<Q", data[:8])[0]
+            fields = json.loads(data[8:8 + n])
+            edit(fields)
+            text = json.dumps(fields).encode()
+            open(path, "wb").write(struct.pack("<Q", len(text)) + text + data[8 + n:])
+        return change
+
     def exchange(root):
         a, b = sorted(f for f in os.listdir(root) if f.endswith(".safetensors"))[:2]
         for old, new in ((a, "x"), (b, a), ("x", b)):
@@ -251,7 +272,10 @@ def unsharded_damaged():
     changes = ((lambda r: index(r, lambda m: m.pop("model.layers.0.self_attn.o_proj.weight")), "E_IDX_TENSOR"),
                (lambda r: index(r, lambda m: m.update({"lm_head.weight": "none.safetensors"})), "E_FS_MISSING"),
                (lambda r: index(r, lambda m: m.update({"lm_head.weight": 1})), "E_IDX"), (exchange, "E_DUP_TENSOR"), (cut("model.safetensors.index.json"), "E_JSON"),
-               (cut("config.json"), "E_JSON"), (scheme, "E_Q_CONFIG"))
+               (cut("config.json"), "E_JSON"), (scheme, "E_Q_CONFIG"), (metadata(lambda m: m.update(plan="0" * 64)), "E_IDX"), (metadata(lambda m: m.pop("plan")), "E_IDX"),
+               (metadata(lambda m: m.update(total_size=m["total_size"] + 1)), "E_IDX"), (metadata(lambda m: m.pop("total_size")), "E_IDX"),
+               (header(lambda h: h.pop("__metadata__")), "E_PART"), (header(lambda h: h["__metadata__"].update(format="np")), "E_PART"),
+               (header(lambda h: h["__metadata__"].update(plan="0" * 64)), "E_PART"))
     with Scratch() as root:
         cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--layout", "hf", "--part-size", "2M")
         with open(root + "/out/minimax-digests.json", encoding="utf-8") as f:
@@ -261,8 +285,26 @@ def unsharded_damaged():
             shutil.copytree(root + "/out", made)
             change(made)
             seal(made, json.loads(json.dumps(digests)))
-            cf.assert_error(cf.run(VERIFY, "-q", made, "--source", M2), VERIFY, 6, code, made)
+            for more in (["--source", M2], [], ["--level", "sample"], ["--level", "header"]):
+                cf.assert_error(cf.run(VERIFY, "-q", made, *more), VERIFY, 6, code, made)
             shutil.rmtree(made)
+
+
+def unsharded_card():
+    """The model card may be edited or absent, but is a file."""
+    with Scratch() as root:
+        cf.ok(CONVERT, "-q", M2, "-o", root + "/out", "--layout", "hf")
+        card = root + "/out/README.md"
+        with open(card, "a", encoding="utf-8") as f:
+            f.write("edited")
+        cf.ok(VERIFY, "-q", root + "/out")
+        os.unlink(card)
+        cf.ok(VERIFY, "-q", root + "/out")
+        for make, remove, code in ((os.mkdir, os.rmdir, "E_FS_TYPE"), (os.mkfifo, os.unlink, "E_FS_TYPE"), (lambda c: os.symlink("nothing", c), os.unlink, "E_FS_MISSING")):
+            make(card)
+            for more in ([], ["--level", "header"]):
+                cf.assert_error(cf.run(VERIFY, "-q", root + "/out", *more), VERIFY, 6, code, "README.md")
+            remove(card)
 
 
 def unsharded_inputs():
@@ -376,4 +418,4 @@ def companions_by_header():
 
 
 if __name__ == "__main__":
-    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, unsharded_damaged, unsharded_inputs, moved_rows, once, companions_by_header])
+    cf.main([some_ranks, no_rank, replaced, split_scales, cells_along_cuts, unsharded_number, unsharded_exchanged, unsharded_damaged, unsharded_card, unsharded_inputs, moved_rows, once, companions_by_header])

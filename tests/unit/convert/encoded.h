@@ -152,7 +152,8 @@ WANT(mxfp4) { return e2m1(nibble(byte_of(l, "weight", (n * l->k + k) / 2), k % 2
 ADD(ct_int4) {
   put(l, CODES, "weight_packed", "I32", 2, l->n, l->k / 8);
   put(l, SCALES, "weight_scale", "F16", 2, l->n, l->k / GROUP);
-  put(l, CODES, "weight_shape", "I64", 1, 2, 0);
+  src_tensor *t = put(l, CODES, "weight_shape", "I64", 1, 2, 0);
+  memcpy(t->data, (int64_t[2]){(int64_t)l->n, (int64_t)l->k}, 2 * sizeof(int64_t));
 }
 WANT(ct_int4) {
   float code = (float)nibble(word_of(l, "weight_packed", (n * l->k + k) / 8), k % 8) - 8;

@@ -168,7 +168,7 @@ TEST(other_models) {
 
 TEST(refused) {
   static const char *const all[][2] = {
-      {"", "found an empty file"},
+      {"", "found 0 bytes, expected 1 to 16 GiB"},
       {"{}", "found no scale of activations"},
       {"{\"a.input_scale\": -1}", "found -1, expected a positive number"},
       {"{\"a.input_scale\": 1e300}", "found 1e+300, expected a number from 2^-126 to 2^126"}, /* F32 and its reciprocal */

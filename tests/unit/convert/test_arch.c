@@ -132,7 +132,7 @@ TEST(test_hf_form) {
   READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[1], MM_ATTN_LIGHTNING);
   READS(hf, "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\"],", "", attn[2], MM_ATTN_FULL);
   READS(hf, "\"block_size\":256", "\"postnorm\":true", postnorm, true);
-  refused(hf, "\"block_size\":256", "\"postnorm\":false", MM_UNSUPPORTED, "E_CFG_FEATURE", "key \"postnorm\": only true");
+  refused(hf, "\"block_size\":256", "\"postnorm\":false", MM_UNSUPPORTED, "E_CFG_FEATURE", "key \"postnorm\": found false, only true");
 }
 
 TEST(test_m1_defaults) {
@@ -239,8 +239,7 @@ TEST(test_contradictions) {
   BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"layer_types\":[0,1,0,1,1]",
        "key \"layer_types\": found 1/\"full_attention\" in entry 3, expected 0/\"linear_attention\" as in key \"attn_type_list\"");
   BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"decoder_attention_types\":[0,1,0,0,0]", "key \"decoder_attention_types\": found 0/");
-  BOTH(m1, "\"minimax_m1\"", "\"minimax_m2\"",
-       "key \"model_type\": found \"minimax_m2\", which is another family than \"MiniMaxM1ForCausalLM\"");
+  BOTH(m1, "\"minimax_m1\"", "\"minimax_m2\"", "key \"model_type\": found \"minimax_m2\", expected the family of \"MiniMaxM1ForCausalLM\"");
   BOTH(m2, "\"minimax_m2\"", "\"MiniMax-Text-01\"", "key \"model_type\": found \"MiniMax-Text-01\"");
   READS(m2, "\"minimax_m2\"", "\"minimax\"", family, MM_FAMILY_M2); /* early copies of M2 */
 }
@@ -282,7 +281,7 @@ TEST(test_rope_places) {
     BOTH(m1, "\"rotary_dim\":10", new, "key \"rotary_dim\": found 10, expected 4: key \"");
   }
   READS(m1, "\"head_dim\":20,", "\"head_dim\":96,\"partial_rotary_factor\":0.10416666666666667,", rotary_dim, 10); /* 10 / 96 · 96 */
-  BOTH(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0", "partial_rotary_factor 0 of head_dim 20");
+  BOTH(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0", "found 0 of head_dim 20, expected a whole number");
   refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"sliding_attention\":{}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
           "key \"rope_parameters\": found parameters of \"sliding_attention\"");
   refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\"}}", MM_UNSUPPORTED, "E_CFG_FEATURE",
@@ -344,9 +343,11 @@ TEST(test_optional_keys) {
   refused(m1, "\"postnorm\":true", "\"postnorm\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"postnorm\": found 1, expected true or false");
   refused(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":\"no\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"tie_word_embeddings\"");
   refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.33", MM_BAD_INPUT, "E_CFG_RANGE",
-          "partial_rotary_factor 0.33 of head_dim 20");
-  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1.1", MM_BAD_INPUT, "E_CFG_RANGE", "partial_rotary_factor 1.1");
-  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":-0.5", MM_BAD_INPUT, "E_CFG_RANGE", "partial_rotary_factor -0.5");
+          "found 0.33 of head_dim 20, expected a whole number");
+  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":1.1", MM_BAD_INPUT, "E_CFG_RANGE",
+          "\"partial_rotary_factor\": found 1.1 of head_dim 20");
+  refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":-0.5", MM_BAD_INPUT, "E_CFG_RANGE",
+          "\"partial_rotary_factor\": found -0.5 of head_dim 20");
   refused(m1, "\"rotary_dim\":10", "\"rope_parameters\":[0.5]", MM_BAD_INPUT, "E_CFG_TYPE",
           "key \"rope_parameters\": found [0.5], expected an object");
 }
@@ -377,18 +378,19 @@ TEST(test_lists) {
   static const char old[] = "\"attn_type_list\":[0,1,0,0,1]";
   refused(m1, old, "\"attn_type_list\":[0,1,0,0]", MM_BAD_INPUT, "E_CFG_RANGE", "\"attn_type_list\": found 4 entries, expected 5");
   refused(m1, old, "\"attn_type_list\":[]", MM_BAD_INPUT, "E_CFG_RANGE", "found 0 entries, expected 5");
-  refused(m1, old, "\"attn_type_list\":[0,1,0,2,1]", MM_BAD_INPUT, "E_CFG_RANGE", "\"attn_type_list\": entry 3");
-  refused(m1, old, "\"attn_type_list\":[0,-1,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 1");
-  refused(m1, old, "\"attn_type_list\":[0,1.0,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 1");
-  refused(m1, old, "\"attn_type_list\":[0,1,true,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 2");
-  refused(m1, old, "\"attn_type_list\":[0,1,0,0,\"1\"]", MM_BAD_INPUT, "E_CFG_RANGE", "entry 4");
+  refused(m1, old, "\"attn_type_list\":[0,1,0,2,1]", MM_BAD_INPUT, "E_CFG_RANGE", "found 2 in entry 3, expected 0/");
+  refused(m1, old, "\"attn_type_list\":[0,-1,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "found -1 in entry 1, expected");
+  refused(m1, old, "\"attn_type_list\":[0,1.0,0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "found 1.0 in entry 1, expected");
+  refused(m1, old, "\"attn_type_list\":[0,1,true,0,1]", MM_BAD_INPUT, "E_CFG_RANGE", "found true in entry 2, expected");
+  refused(m1, old, "\"attn_type_list\":[0,1,0,0,\"1\"]", MM_BAD_INPUT, "E_CFG_RANGE", "found \"1\" in entry 4, expected");
   refused(m1, old, "\"attn_type_list\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"attn_type_list\": found 1, expected a list");
   refused(m1, old, "\"layer_types\":[\"linear_attention\",\"sliding_attention\",0,0,1]", MM_BAD_INPUT, "E_CFG_RANGE",
-          "\"layer_types\": entry 1");
-  refused(m2, "[1,1,1]", "[1,0,1]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layer 1 is lightning attention");
+          "\"layer_types\": found \"sliding_attention\" in entry 1, expected");
+  refused(m2, "[1,1,1]", "[1,0,1]", MM_UNSUPPORTED, "E_CFG_FEATURE", "found lightning attention in layer 1");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,7,7]", MM_BAD_INPUT, "E_CFG_RANGE", "found 4 entries, expected 5");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[]", MM_BAD_INPUT, "E_CFG_RANGE", "\"num_local_experts\": found 0 entries");
-  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,8,7,7]", MM_UNSUPPORTED, "E_CFG_FEATURE", "layers differ (7 and 8)");
+  refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,8,7,7]", MM_UNSUPPORTED, "E_CFG_FEATURE",
+          "found 8 in entry 2, expected 7 as in those before");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,7,0,7,7]", MM_BAD_INPUT, "E_CFG_RANGE", "found 0, expected 1");
   refused(m1, "\"num_local_experts\":7", "\"num_local_experts\":[7,\"7\",7,7,7]", MM_BAD_INPUT, "E_CFG_TYPE", "\"num_local_experts\"");
 }
@@ -398,9 +400,9 @@ TEST(test_features) {
 #define FEATURE(base, old, new, says) refused(base, old, new, MM_UNSUPPORTED, "E_CFG_FEATURE", says)
   FEATURE(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":8192", "\"shared_intermediate_size\": found 8192");
   FEATURE(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":[0,64]", "\"shared_intermediate_size\": found 64");
-  FEATURE(m1, "\"hidden_act\":\"silu\"", "\"hidden_act\":\"gelu\"", "key \"hidden_act\"");
-  FEATURE(m1, "\"sliding_window\":null", "\"sliding_window\":4096", "key \"sliding_window\"");
-  FEATURE(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":true", "key \"tie_word_embeddings\"");
+  FEATURE(m1, "\"hidden_act\":\"silu\"", "\"hidden_act\":\"gelu\"", "key \"hidden_act\": found \"gelu\", only silu");
+  FEATURE(m1, "\"sliding_window\":null", "\"sliding_window\":4096", "key \"sliding_window\": found 4096, only null");
+  FEATURE(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":true", "key \"tie_word_embeddings\": found true, only false");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}", "key \"rope_type\"");
   READS(m1, "\"rope_theta\":10000000", "\"rope_theta\":2e6,\"rope_scaling\":{\"rope_type\":\"default\",\"factor\":4}", rope_theta, 2e6);
   READS(m1, "\"rope_theta\":10000000", "\"rope_theta\":2e6,\"rope_scaling\":{\"type\":\"default\",\"factor\":1.0}", rope_theta, 2e6);
@@ -408,10 +410,11 @@ TEST(test_features) {
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_scaling\":{\"factor\":4}", "key \"rope_scaling\": found \"factor\", only rope_theta");
   FEATURE(m1, "\"rotary_dim\":10", "\"rope_parameters\":{\"full_attention\":{\"mrope_section\":[1,2]}}",
           "key \"rope_parameters.full_attention\": found \"mrope_section\"");
-  FEATURE(m2, "\"scoring_func\":\"sigmoid\"", "\"scoring_func\":\"softmax\"", "key \"scoring_func\"");
-  FEATURE(m2, "\"qk_norm_type\":\"per_layer\"", "\"qk_norm_type\":\"per_head\"", "key \"qk_norm_type\"");
-  FEATURE(m2, "\"use_qk_norm\":true", "\"use_qk_norm\":false", "key \"use_qk_norm\"");
-  FEATURE(m2, "\"use_routing_bias\":true", "\"use_routing_bias\":false", "key \"use_routing_bias\"");
+  FEATURE(m2, "\"scoring_func\":\"sigmoid\"", "\"scoring_func\":\"softmax\"", "key \"scoring_func\": found \"softmax\", only sigmoid");
+  FEATURE(m2, "\"qk_norm_type\":\"per_layer\"", "\"qk_norm_type\":\"per_head\"",
+          "key \"qk_norm_type\": found \"per_head\", only per_layer");
+  FEATURE(m2, "\"use_qk_norm\":true", "\"use_qk_norm\":false", "key \"use_qk_norm\": found false, only true");
+  FEATURE(m2, "\"use_routing_bias\":true", "\"use_routing_bias\":false", "key \"use_routing_bias\": found false, only true");
   refused(m1, "\"shared_intermediate_size\":0", "\"shared_intermediate_size\":\"0\"", MM_BAD_INPUT, "E_CFG_TYPE",
           "key \"shared_intermediate_size\"");
 }
@@ -425,13 +428,14 @@ TEST(test_architectures) {
   ARCH("\"architectures\":[\"LlamaForCausalLM\"]", "found architecture \"LlamaForCausalLM\", expected MiniMaxM1ForCausalLM");
   ARCH("\"architectures\":[\"minimaxm1forcausallm\"]", "found architecture \"minimaxm1forcausallm\"");
   ARCH("\"architectures\":[\"Evil\\u001b[2J\\n\"]", "found architecture \"Evil\\x1b[2J\\x0a\"");
-  ARCH("\"architectures\":[\"MiniMaxM1ForCausalLM\\u0000Evil\"]", "no single name in \"architectures\"");
+  ARCH("\"architectures\":[\"MiniMaxM1ForCausalLM\\u0000Evil\"]",
+       "key \"architectures\": found [\"MiniMaxM1ForCausalLM\\u0000Evil\"], expected one name");
   ARCH("\"model_type\":\"minimax_m1\\u0000evil\"", "and no \"model_type\"");
   ARCH("\"model_type\":\"llama\"", "found model_type \"llama\"");
-  ARCH("\"architectures\":[],\"model_type\":\"minimax_m1\"", "no single name in \"architectures\"");
-  ARCH("\"architectures\":[\"MiniMaxM1ForCausalLM\",\"MiniMaxM2ForCausalLM\"]", "no single name in \"architectures\"");
-  ARCH("\"architectures\":\"MiniMaxM1ForCausalLM\"", "no single name in \"architectures\"");
-  ARCH("\"architectures\":[7]", "no single name in \"architectures\"");
+  ARCH("\"architectures\":[],\"model_type\":\"minimax_m1\"", ", expected one name");
+  ARCH("\"architectures\":[\"MiniMaxM1ForCausalLM\",\"MiniMaxM2ForCausalLM\"]", ", expected one name");
+  ARCH("\"architectures\":\"MiniMaxM1ForCausalLM\"", ", expected one name");
+  ARCH("\"architectures\":[7]", "key \"architectures\": found [7], expected one name");
   ARCH("\"x\":1", "is this the model's config.json?");
   static const char *const not_object[] = {"[1]", "[]"};
   for (size_t i = 0; i < 2; i++) {

@@ -141,7 +141,8 @@ TEST(test_refused) {
       {"\"sparse_init_block\":0", "\"sparse_init_tokens\":128", "key \"sparse_init_tokens\": found 128"},
       {"\"sparse_init_block\":0", "\"sparse_local_tokens\":64", "key \"sparse_local_tokens\": found 64"},
       {"\"sparse_score_type\":\"max\"", "\"sparse_score_type\":\"lse\"", "key \"sparse_score_type\""},
-      {"\"sparse_disable_index_value\":[0,0,1,1]", "\"sparse_disable_index_value\":[0,0,1,0]", "\"sparse_disable_index_value\": entry 3"},
+      {"\"sparse_disable_index_value\":[0,0,1,1]", "\"sparse_disable_index_value\":[0,0,1,0]",
+       "\"sparse_disable_index_value\": found 0 in entry 3"},
   };
   for (size_t i = 0; i < sizeof feature / sizeof *feature; i++)
     refused(m3, feature[i].old, feature[i].new, MM_UNSUPPORTED, "E_CFG_FEATURE", feature[i].says);
@@ -155,7 +156,7 @@ TEST(test_refused) {
       {"\"dense_intermediate_size\":192,", "", "E_CFG_MISSING", "key \"dense_intermediate_size\""},
       {"\"shared_intermediate_size\":64,", "", "E_CFG_MISSING", "key \"shared_intermediate_size\""},
       {"\"moe_layer_freq\":[0,1,0,1]", "\"moe_layer_freq\":[0,1,0]", "E_CFG_RANGE", "\"moe_layer_freq\": found 3 entries, expected 4"},
-      {"\"moe_layer_freq\":[0,1,0,1]", "\"moe_layer_freq\":[0,1,0,2]", "E_CFG_RANGE", "\"moe_layer_freq\": entry 3"},
+      {"\"moe_layer_freq\":[0,1,0,1]", "\"moe_layer_freq\":[0,1,0,2]", "E_CFG_RANGE", "\"moe_layer_freq\": found 2 in entry 3"},
       {"\"moe_layer_freq\":[0,1,0,1]", "\"moe_layer_freq\":1", "E_CFG_TYPE", "\"moe_layer_freq\": found 1, expected a list"},
       {"\"sparse_attention_freq\":[0,0,1,1]", "\"sparse_attention_freq\":[0,0,1]", "E_CFG_RANGE", "\"sparse_attention_freq\": found 3"},
       {"\"sparse_disable_index_value\":[0,0,1,1]", "\"sparse_disable_index_value\":[1]", "E_CFG_RANGE", "\"sparse_disable_index_value\""},

@@ -70,6 +70,14 @@ static void tiny_value(source *s, src_tensor *t) {
   (void)s;
   set(t, 0x042a2425); /* 2e-36 */
 }
+static void one_row_more(source *s, src_tensor *t) { /* of 24 x 40 */
+  (void)s;
+  memcpy(t->data, (int64_t[2]){25, 40}, 2 * sizeof(int64_t));
+}
+static void sides_turned(source *s, src_tensor *t) {
+  (void)s;
+  memcpy(t->data, (int64_t[2]){40, 24}, 2 * sizeof(int64_t));
+}
 static void group_five(source *s, src_tensor *t) { /* of 0 to 4 */
   (void)s;
   set(t, 5);
@@ -110,7 +118,10 @@ TEST(test_shapes) {
   REFUSED("MXFP4", "weight_scale", wider, "E_Q_SHAPE", "found shape [24, 3], expected [24, 2]");
   REFUSED("int4", "weight_packed", turned, "E_SHAPE", "found shape [5, 24], expected [24, 5] or [24, 10]");
   REFUSED("int4", "weight_scale", wider, "E_Q_SHAPE", "found shape [24, 6], expected [24, 40/g]");
-  REFUSED("int4", "weight_scale", fewer_groups, "E_Q_SHAPE", "found a scale for every 40 columns, which is no group_size of");
+  REFUSED("int4", "weight_scale", fewer_groups, "E_Q_SHAPE", "found a scale for every 40 columns, expected one for every");
+  REFUSED("int4", "weight_shape", wider, "E_Q_SHAPE", "found shape [2, 1], expected [2]");
+  REFUSED("int4", "weight_shape", one_row_more, "E_Q_SHAPE", "w1.weight_shape\": offset ");
+  REFUSED("int4", "weight_shape", sides_turned, "E_Q_SHAPE", "found [40, 24] rows and columns, expected [24, 40] of \"");
   REFUSED("int4, asymmetric, reordered", "weight_zero_point", wider, "E_Q_SHAPE", "found shape [3, 6], expected [3, 5]");
   REFUSED("int4, asymmetric, reordered", "weight_g_idx", turned, "E_Q_SHAPE", "expected [40]");
   REFUSED("ModelOpt int4", "weight_scale", turned, "E_Q_SHAPE", "found shape [5, 24], expected [24, 40/g]");
@@ -236,7 +247,7 @@ TEST(test_zero_points) {
 /* The configuration's claims, and whether they are read, whatever the tensors. */
 TEST(test_configuration) {
   static const src_case row[] = {
-      {"{\"quant_method\":\"bitsandbytes\"}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"bitsandbytes\", which is not read"},
+      {"{\"quant_method\":\"bitsandbytes\"}", MM_UNSUPPORTED, "E_Q_METHOD", "found quant_method \"bitsandbytes\", expected one of fp8 "},
       {"{\"quant_method\":\"exl3\"}", MM_UNSUPPORTED, "E_Q_METHOD", "\"exl3\""},
       {"{\"quantization\":\"mix_quant\",\"moe_quant_type\":\"w4a8\"}", MM_UNSUPPORTED, "E_Q_METHOD",
        "found FastDeploy's quantization \"mix_quant\""},
@@ -289,6 +300,36 @@ TEST(test_configuration) {
   }
 }
 
+/* Every name that compressed-tensors has for columns out of the order of their groups, which only a g_idx places. */
+TEST(test_names_of_orders) {
+  static const struct {
+    const char *word;
+    bool order;
+  } row[] = {{"\"group\"", true},   {"\"GROUP\"", true},   {"\"dynamic\"", true}, {"true", true},
+             {"\"weight\"", false}, {"\"static\"", false}, {"false", false},      {"null", false}};
+  const src_options o = {.depth = SRC_READ, .quant = "f32"};
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    source *s = encoded(form_of("int4"));
+    src_config(s, "\"type\":\"int\"", "\"type\":\"%s\",\"actorder\":%s", row[i].order ? "INT" : "int", row[i].word);
+    src_write(s);
+    if (row[i].order)
+      src_refused(s, o, row[i].word, MM_BAD_INPUT, "E_Q_MISSING", "weight_g_idx\", expected both");
+    else
+      src_accepted(s, o, row[i].word);
+    src_close(s);
+  }
+  static const char *const bad[] = {"\"groups\"", "1", "[]"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    source *s = encoded(form_of("int4"));
+    char says[64];
+    snprintf(says, sizeof says, "key \"actorder\": found %s, expected group, ", bad[i]);
+    src_config(s, "\"type\":\"int\"", "\"type\":\"int\",\"actorder\":%s", bad[i]);
+    src_write(s);
+    src_refused(s, o, bad[i], MM_BAD_INPUT, "E_Q_CONFIG", says);
+    src_close(s);
+  }
+}
+
 /* GPTQ's zero points by config.json and by quantize_config.json, which other programs read. */
 TEST(test_two_configurations) {
   static const char *const text[] = {"{\"bits\":4,\"group_size\":8,\"format\":\"gptq_v2\"}", "{\"bits\":4,\"group_size\":8}"};
@@ -314,6 +355,8 @@ TEST(test_configuration_files) {
       {"GPTQ", "quantize_config.json", "{\"bits\":4,\"group_size\":8}", NULL, NULL},
       {"AWQ", "quant_config.json", "{\"w_bit\":4,\"q_group_size\":8,\"version\":\"GEMM\"}", NULL, NULL},
       {"AWQ", "quant_config.json", "{\"w_bit\":4,\"q_group_size\":16}", "E_Q_SHAPE", "src/quant_config.json"},
+      {"AWQ", "quant_config.json", "{\"q_group_size\":null,\"group_size\":8}", NULL, NULL},
+      {"AWQ", "quant_config.json", "{\"q_group_size\":-1}", "E_Q_SHAPE", "for every 8 columns, expected one for every 40, a group_size of"},
       {"GPTQ", "quant_config.json", "{\"q_group_size\":8}", "E_Q_CONFIG", "leaves open how zero points are stored"},
       {"int8", "quant_model_description.json", "{\"a.weight\":\"W8A8\"}", "E_Q_METHOD", "found quant_method \"ModelSlim\""},
       {"int8", "quant_model_description.json", "{\"quarot\":{\"R1\":1}}", "E_Q_TRANSFORM", "found weights rotated by \"quarot\""},

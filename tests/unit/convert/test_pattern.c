@@ -224,7 +224,7 @@ TEST(recipes_have_limits) {
   stpcpy(line, "none");
   for (int i = 0; i < MM_RECIPE_PATTERNS + 1; i++) stpcpy(line + 4 + 8 * i, "; a=none");
   assert_false(mm_recipe_parse(&r, line, &many));
-  assert_string_equal(many.text, "E_RECIPE: found more than 1024 patterns");
+  assert_string_equal(many.text, "E_RECIPE: found more patterns, expected at most 1024");
   mm_recipe_close(&r);
   free(line);
 }

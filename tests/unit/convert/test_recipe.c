@@ -100,7 +100,7 @@ TEST(test_refused) {
   assert_int_equal(r.count, MM_RECIPE_PATTERNS);
   mm_recipe_close(&r);
   sprintf(line + n, ";x=int8");
-  refused(line, "more than 1024 patterns");
+  refused(line, "found more patterns, expected at most 1024");
   free(line);
 }
 

@@ -101,10 +101,10 @@ TEST(other_files) {
   bytes b;
   for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
     b = file("w13", shape[i], "F32");
-    refused(&b, E, K, "found another shape or type");
+    refused(&b, E, K, ", expected F32 [blocks, b (b + 1) / 2] or");
   }
   b = file("w13", whole, "I32");
-  refused(&b, E, K, "found another shape or type");
+  refused(&b, E, K, "found I32 [4, 1, 21], expected F32 [blocks, b (b + 1) / 2] or");
   b = file("w13", whole, "F32");
   refused(&b, E + 1, K, "expected 5 x 6 from the model");
   refused(&b, E, K + 2, "expected 4 x 8 from the model");
@@ -119,7 +119,7 @@ TEST(other_files) {
   b = file("w13", whole, "F32");
   const int64_t none = -1;
   memcpy(b.at + b.n - E * T * 4 - E * K * 4 - sizeof none, &none, sizeof none);
-  refused(&b, E, K, "negative number of tokens");
+  refused(&b, E, K, "found -1 tokens, expected 0 or more");
 }
 
 /* Numbers that no inputs have: the product of two columns is larger than their squares allow. */
@@ -243,24 +243,24 @@ TEST(other_gradients) {
   bytes b;
   for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
     b = gradient_file("w13", shape[i], "I64");
-    refused_outputs(&b, "found another shape or type");
+    refused_outputs(&b, "I64 .fisher_rows, expected F32 [blocks, r (r + 1) / 2] or");
   }
   for (size_t i = 0; i + 1 < sizeof model / sizeof *model; i++) {
     b = gradient_file("w13", model[i], "I64");
     refused_outputs(&b, "found moments of gradients of");
   }
   b = gradient_file("w13", model[2], "I64"); /* 30 is no triangle */
-  refused_outputs(&b, "found another shape or type");
+  refused_outputs(&b, "I64 .fisher_rows, expected F32 [blocks, r (r + 1) / 2] or");
   b = gradient_file("w13", both, "F64");
-  refused_outputs(&b, "no .fisher_rows of I64");
+  refused_outputs(&b, "and F64 .fisher_rows, expected");
   b = gradient_file("w13", both, "I64");
   const float odd = NAN;
   memcpy(b.at + b.n - 7 * sizeof odd, &odd, sizeof odd);
-  refused_outputs(&b, "not finite");
+  refused_outputs(&b, "nan, expected a finite one");
   b = gradient_file("w13", both, "I64");
   const int64_t none = -1;
   memcpy(b.at + b.n - E * BLOCKS * T_OUT * 4 - sizeof none, &none, sizeof none);
-  refused_outputs(&b, "negative number of tokens");
+  refused_outputs(&b, "found -1 tokens, expected 0 or more");
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -185,11 +185,11 @@ TEST(test_need) {
   FAILS(mm_json_need_number(j, "q", &d, &c, &err), "E_CFG_TYPE: config.json: key \"q\": found a string, expected a number");
   FAILS(mm_json_need_bool(j, "i", &b, &c, &err), "E_CFG_TYPE: config.json: key \"i\": found an integer, expected a boolean");
   FAILS(mm_json_need_str(j, "l", &s, &c, &err), "E_CFG_TYPE: config.json: key \"l\": found an array, expected a string");
-  FAILS(mm_json_need_str(j, "n", &s, &c, &err), "E_CFG_TYPE: config.json: key \"n\": found a string with a NUL character");
+  FAILS(mm_json_need_str(j, "n", &s, &c, &err), "E_CFG_TYPE: config.json: key \"n\": found a string with a NUL character, expected text");
   FAILS(mm_json_need(j, "s", MM_JSON_OBJ, &c, &err), "E_CFG_TYPE: config.json: key \"s\": found a string, expected an object");
   static const char *const all[] = {"i", "r", "b", "s", "n", "q", "l", NULL}, *const most[] = {"i", "r", "b", "s", "n", "q", NULL};
   assert_true(mm_json_only_keys(j, all, &c, &err));
-  FAILS(mm_json_only_keys(j, most, &c, &err), "E_CFG_TYPE: config.json: found unknown key \"l\"");
+  FAILS(mm_json_only_keys(j, most, &c, &err), "E_CFG_TYPE: config.json: found unknown key \"l\", expected none but i, r, b, s, n, q");
   mm_json_free(j);
 }
 

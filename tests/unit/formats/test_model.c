@@ -134,11 +134,11 @@ TEST(test_refused_text) {
   refuses("\"beta\":1.25", "\"gamma\":1.25", "unknown key \"gamma\"");
   refuses("{\"alpha\":1.5,", "{", "key \"alpha\": found nothing");
   refuses("{\"alpha\":3.5565588200778455,\"beta\":1.25}", "[1,2]", "key \"deepnorm_lightning\": found an array");
-  refuses("[0,1,1,0,1]", "[0,1,1,0]", "key \"attn\": found 4 entries for 5 layers");
-  refuses("[0,1,1,0,1]", "[0,1,1,0,1,1]", "key \"attn\": found 6 entries for 5 layers");
+  refuses("[0,1,1,0,1]", "[0,1,1,0]", "key \"attn\": found 4 entries, expected one for each of 5 layers");
+  refuses("[0,1,1,0,1]", "[0,1,1,0,1,1]", "key \"attn\": found 6 entries, expected one for each of 5 layers");
   refuses("[0,1,1,0,1]", "[0,1,2,0,1]", "key \"attn\": layer 2");
   refuses("[0,1,1,0,1]", "[0,1,1,true,1]", "key \"attn\": layer 3");
-  refuses("\"layers\":5", "\"layers\":1025", "found 5 entries for 1025 layers");
+  refuses("\"layers\":5", "\"layers\":1025", "found 5 entries, expected one for each of 1025 layers");
   refuses("\"heads\":12,", "\"heads\":13,", "heads: found 13, expected a multiple of kv_heads 4");
 }
 
@@ -156,8 +156,8 @@ TEST(test_refused_extended_text) {
   refuses("\"act_beta\":-0.5,", "", "key \"act_beta\": found nothing");
   refuses(",\"ffn\":[0,1,0,1,0]", "", "key \"ffn\": found nothing");
   refuses("\"swigluoai\"", "\"gelu\"", "key \"activation\": found unknown word \"gelu\"");
-  refuses("\"ffn\":[0,1,0,1,0]", "\"ffn\":[0,1,0,2,0]", "key \"ffn\": layer 3: expected 0 (experts) or 1 (dense)");
-  refuses("\"ffn\":[0,1,0,1,0]", "\"ffn\":[0,1,0,1]", "key \"ffn\": found 4 entries for 5 layers");
+  refuses("\"ffn\":[0,1,0,1,0]", "\"ffn\":[0,1,0,2,0]", "key \"ffn\": layer 3: found 2, expected 0 (experts) or 1 (dense)");
+  refuses("\"ffn\":[0,1,0,1,0]", "\"ffn\":[0,1,0,1]", "key \"ffn\": found 4 entries, expected one for each of 5 layers");
   refuses("\"attn\":[0,1,2,0,2]", "\"attn\":[0,1,3,0,2]", "key \"attn\": layer 2");
   refuses("\"attn\":[0,1,2,0,2]", "\"attn\":[0,1,-1,0,2]", "key \"attn\": layer 2");
   g_sample = (mm_model){0};

@@ -48,9 +48,9 @@ TEST(test_placed) {
     for (uint32_t i = 0; i < 4; i++) assert_true(got->order.expert[i] == order[i] && mm_pack_index(got, order[i]) == i);
     assert_true(mm_pack_placed(&b) && !got[-1].order.expert && mm_pack_index(&got[-1], 3) == 3);
     static const manifest_change bad[] = {
-        {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,2]", "key \"experts\": expected each number from 0 to 3 once"},
-        {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,4]", "key \"experts\": expected each number from 0 to 3 once"},
-        {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,-1]", "key \"experts\": expected each number from 0 to 3 once"},
+        {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,2]", "key \"experts\": found other numbers, expected each from 0 to 3 once"},
+        {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,4]", "key \"experts\": found other numbers, expected each from 0 to 3 once"},
+        {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3,-1]", "key \"experts\": found other numbers, expected each from 0 to 3 once"},
         {"\"experts\":[2,0,3,1]", "\"experts\":[2,0,3]", "key \"experts\": found 3 entries, expected 4"},
         {"\"experts\":[2,0,3,1]", "\"experts\":7", "key \"experts\": found an integer"},
         {",\"experts\":[2,0,3,1]", "", "key \"version\": found 4, expected "}};

@@ -78,7 +78,7 @@ TEST(test_long_hostile_headers) {
   refused_json("A19 rank 5000", b.p, b.n, 0, "E_SHAPE", TW "offset 39: shape: expected at most 8");
   free(b.p);
   b = repeat("{\"", "n", 65536, "\":{}}");
-  refused_json("A28 64 KB", b.p, b.n, 0, "E_NAME", "…\" is longer than 4096 bytes");
+  refused_json("A28 64 KB", b.p, b.n, 0, "E_NAME", "…\", which is longer than 4096 bytes, expected 1 to 4096 bytes of text");
   free(b.p);
 
   /* A24: a thousand tensors over the same bytes */
@@ -86,18 +86,18 @@ TEST(test_long_hostile_headers) {
   for (int i = 0; i < 1000; i++)
     end += sprintf(end, "%s\"t%03d\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}", i ? "," : "{", i * 7 % 1000);
   end += sprintf(end, "}");
-  refused_json("A24 1000", json, (size_t)(end - json), 8, "E_OVERLAP", "begins at data byte 0, expected 8, where tensor \"t");
+  refused_json("A24 1000", json, (size_t)(end - json), 8, "E_OVERLAP", "found its first byte at data byte 0, expected 8, where tensor \"t");
   free(json);
 }
 
 /* More entries than a reader's memory is bounded for. */
 TEST(test_too_many_entries) {
   blob b = repeat("{\"__metadata__\":{\"\":\"\"", ",\"a\":\"\"", 1000000, "}}");
-  refused_json("metadata", b.p, b.n, 0, "E_LIMIT", "more than 1,000,000 metadata entries");
+  refused_json("metadata", b.p, b.n, 0, "E_LIMIT", "more metadata entries");
   free(b.p);
   b = repeat("{\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}",
              ",\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}", 1000000, "}");
-  refused_json("tensors", b.p, b.n, 1, "E_LIMIT", "more than 1,000,000 tensors");
+  refused_json("tensors", b.p, b.n, 1, "E_LIMIT", "more tensors");
   free(b.p);
 }
 

@@ -114,7 +114,7 @@ TEST_BETWEEN(test_names, in_a_folder, away) {
   static const char *const unusable[] = {".", "..", "/", "a/.."};
   assert_int_equal(mkdir("a", 0777), 0);
   for (size_t i = 0; i < sizeof unusable / sizeof *unusable; i++) {
-    refused(mm_staging_name(&s, unusable[i], NULL, &err), &err, MM_USAGE, "no usable directory name");
+    refused(mm_staging_name(&s, unusable[i], NULL, &err), &err, MM_USAGE, "found no usable directory name, expected that of one to make");
     mm_staging_close(&s);
   }
   refused(mm_staging_name(&s, "absent/out", NULL, &err), &err, MM_IO, "resolve the parent of: No such file");
@@ -133,12 +133,12 @@ TEST_BETWEEN(test_outside, in_a_folder, away) {
   for (size_t i = 0; i < sizeof inside / sizeof *inside; i++) {
     mm_staging s = MM_STAGING_NONE;
     assert_true(mm_staging_name(&s, inside[i], NULL, &err));
-    refused(mm_staging_outside(&s, "source", &err), &err, MM_USAGE, "is, holds or lies in the source");
+    refused(mm_staging_outside(&s, "source", &err), &err, MM_USAGE, "is, holds or lies in the source, expected one elsewhere");
     mm_staging_close(&s);
   }
   mm_staging s = MM_STAGING_NONE;
   assert_true(mm_staging_name(&s, "source", NULL, &err)); /* it holds the source */
-  refused(mm_staging_outside(&s, "source/sub", &err), &err, MM_USAGE, "is, holds or lies in the source");
+  refused(mm_staging_outside(&s, "source/sub", &err), &err, MM_USAGE, "is, holds or lies in the source, expected one elsewhere");
   mm_staging_close(&s);
   static const char *const outside[] = {"out", "other", "other/out", "sourced"};
   for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {

@@ -1,5 +1,5 @@
 /* Names of KV-cache scales (after vLLM's and SGLang's loaders). */
-#include "convert/source/kv_scales.h"
+#include "convert/model/kv_scales.h"
 
 #include <string.h>
 
