@@ -16,11 +16,15 @@ static bool has_others(void) {
 #ifdef MM_MPI
 #include <errno.h>
 #include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
 #define SPINS 20000             /* polls for a message before the thread yields the processor */
+
+enum { FIRST_TURN = 3, MOST_TURNS = 10, TURN_NS = 300000000 }; /* before the abort of a process that fails; the first one has none */
 
 static mm_process_group process_group;
 static bool met; /* others may wait for this one */
@@ -83,9 +87,25 @@ static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, 
   if (all != some) free(all);
 }
 
+static volatile sig_atomic_t ending; /* the status of a process that waits for its turn */
+static void end_now(int number) {
+  (void)number;
+  _exit(ending);
+}
+
+/* Where several processes abort at once, or end while one aborts, mpirun crashes or hangs now and then: the lowest aborts, and mpirun's
+ * SIGTERM ends the others while they wait for their turn. */
+static void abort_in_turn(int status) {
+  const uint32_t process = process_group.process, turns = process ? (uint32_t)mm_min(FIRST_TURN + process, MOST_TURNS) : 0;
+  ending = status;
+  signal(SIGTERM, end_now);
+  for (uint32_t i = 0; i < turns; i++) nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
+  MPI_Abort(MPI_COMM_WORLD, status);
+}
+
 static void leave(int status, void *unused) {
   (void)unused;
-  if (met && (status != 0 || process_group.process == 0)) MPI_Abort(MPI_COMM_WORLD, status ? status : MM_IO);
+  if (met) abort_in_turn(status ? status : MM_IO);
   MPI_Finalize();
 }
 
