@@ -394,7 +394,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
   mm_process_group *const w = c->process_group;
   char build[BUILD_TEXT], first[BUILD_TEXT] = "";
   put_build(build);
-  receive_from(w, 0, first, sizeof first);
+  receive_within(w, 0, first, sizeof first, MM_IDLE);
   if (memcmp(build, first, sizeof build) != 0)
     return mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL), "process %u: found a build of %s, process 0 is of %.*s; expected the same",
                    w->process, build, BUILD_TEXT - 1, first);
@@ -416,7 +416,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
   following f = {0};
   bool ok = true;
   for (order o = {0}; ok;) {
-    receive_from(w, 0, &o, sizeof o);
+    receive_within(w, 0, &o, sizeof o, MM_IDLE);
     if (o.kind == CLOSE) break;
     ok = follow_one(e, &f, &o, err);
   }

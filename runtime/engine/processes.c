@@ -15,14 +15,18 @@ static bool has_others(void) {
 
 #ifdef MM_MPI
 #include <errno.h>
+#include <math.h>
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
-#define SPINS 20000             /* polls for a message before the thread yields the processor */
+#include "formats/system/staging.h"
+
+#define PIECE  ((size_t)1 << 30) /* of a message: MPI counts in int */
+#define SPINS  20000             /* polls for a message before the thread yields the processor */
+#define NOTE_S 20                /* of waiting without a limit up to the first note; up to the next twice as many */
 
 enum { FIRST_TURN = 3, MOST_TURNS = 10, TURN_NS = 300000000 }; /* before the abort of a process that fails; the first one has none */
 
@@ -65,6 +69,14 @@ static void end_all(const mm_process_group *w, uint32_t late, double waited_s) {
   MPI_Abort(MPI_COMM_WORLD, MM_IO);
 }
 
+/* A wait without a limit, in which another process is expected to do something: the user hears of it now and then. */
+static void say_late(uint32_t late, double waited_s) {
+  char who[32], text[96];
+  snprintf(who, sizeof who, "process %u", late);
+  snprintf(text, sizeof text, "process %u has waited %.0f s for it: it computes, or hangs", process_group.process, waited_s);
+  mm_staging_note(who, text);
+}
+
 /* Any failure of MPI's ends all processes: its own way with errors. */
 static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_t outs, const mm_transfer *in, uint32_t ins,
                      double limit_s) {
@@ -74,15 +86,18 @@ static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, 
   post(&next, in, ins, tag, false);
   post(&next, out, outs, tag, true);
   int done = 0;
-  double from = 0;
+  double from = 0, until = limit_s > 0 ? limit_s : limit_s < 0 ? (double)INFINITY : NOTE_S;
   for (uint32_t i = 0; MPI_Testall((int)n, all, &done, MPI_STATUSES_IGNORE), !done; i++) {
     if (i <= SPINS) continue;
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     if (from == 0) from = mm_now();
-    if (limit_s == 0 || mm_now() - from < limit_s) continue;
+    if (mm_now() - from < until) continue;
     next = all;
     const uint32_t late = find_late(&next, in, ins), other = late == UINT32_MAX ? find_late(&next, out, outs) : late;
-    if (other != UINT32_MAX) end_all(w, other, limit_s);
+    if (other == UINT32_MAX) continue;
+    if (limit_s > 0) end_all(w, other, limit_s);
+    say_late(other, until);
+    until *= 2;
   }
   if (all != some) free(all);
 }

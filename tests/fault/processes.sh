@@ -114,6 +114,19 @@ wait $server || status=$?
 echo "two signals end a server whose worker hangs: status $status"
 [ $status -eq 143 ]
 
+timeout -k 5 90 mpirun --oversubscribe -n 1 sh -c "echo \$\$ >$work/run.pid; exec $bin/minimax-run $work/tiny-m2-both -p x -q -n 8000 --ignore-eos --threads 1" : \
+  -n 1 sh -c "echo \$\$ >$work/worker.pid; exec $bin/minimax-worker $work/tiny-m2-both --threads 1" </dev/null >"$work/text.txt" 2>"$work/note.txt" &
+runs=$!
+until [ -s "$work/text.txt" ]; do sleep 0.1; done
+kill -s STOP "$(cat "$work/worker.pid")"
+sleep 25
+kill "$(cat "$work/run.pid")"
+status=0
+wait $runs || status=$?
+grep -q 'note: process 1: process 0 has waited 20 s' "$work/note.txt"
+echo "a run whose worker hangs says so, and ends with its signal: status $status"
+[ $status -eq 143 ]
+
 run="mpirun --oversubscribe -n 1 $bin/minimax-run $work/tiny-m2-tp2 -p x -q"
 make -s MPI=1 CUDA=0 SAN=0 BUILD="$BUILD/mpi" COMMIT=another "$BUILD/mpi/bin/minimax-worker" >/dev/null
 # shellcheck disable=SC2086
