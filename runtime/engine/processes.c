@@ -146,7 +146,7 @@ bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
 bool mm_process_group_none(mm_err *err) {
   return !has_others() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
                                   "found other processes of mpirun, which wait for what this one does; expected none with --help, "
-                                  "--version and their like");
+                                  "--version and their like, nor with --against of a checkpoint");
 }
 
 void mm_process_group_part(mm_process_group *w) {

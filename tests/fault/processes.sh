@@ -58,6 +58,8 @@ run="mpirun --oversubscribe -n 1 $bin/minimax-run $work/tiny-m2-tp2 -p x -q"
   ends "a server that only says its version" E_MPI mpirun --oversubscribe -n 1 "$bin/minimax-serve" --version : \
     -n 1 "$bin/minimax-worker" "$work/tiny-m2-tp2"
   ends "a worker that only helps" E_MPI $run : -n 1 "$bin/minimax-worker" --help
+  ends "two checkpoints compared" "nor with --against" mpirun --oversubscribe -n 1 "$bin/minimax-eval" "$work/tiny-m2-tp2" --text tests/data/held-out.txt \
+    --against "$work/tiny-m2-pp2" : -n 1 "$bin/minimax-worker" "$work/tiny-m2-tp2"
   ends "no worker" E_MPI $run : -n 1 "$bin/minimax-run" "$work/tiny-m2-tp2" -p x -q
   ends "a worker that is killed" . mpirun --oversubscribe -n 1 "$bin/minimax-run" "$work/tiny-m2-tp2" -p x -q -n 100000 --ignore-eos : \
     -n 1 sh -c "timeout -s KILL 3 $bin/minimax-worker $work/tiny-m2-tp2"
