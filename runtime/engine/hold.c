@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "formats/option.h"
+#include "formats/system/file.h"
 
 #define ANSWER_MS 5000 /* in which a whole question or answer must be there */
 
@@ -41,7 +42,8 @@ typedef struct user {
 
 struct mm_hold {
   int fd;
-  char path[sizeof((struct sockaddr_un *)NULL)->sun_path];
+  char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* "": there is none any more */
+  struct stat bound;                                       /* its file */
   const mm_held *held;
   uint32_t count, users;
   user user[MM_HOLD_USERS];
@@ -85,6 +87,13 @@ static bool remove_stale(const struct sockaddr_un *at, mm_err *err) {
   return unlink(at->sun_path) == 0 || mm_fail_errno(err, mm_at(at->sun_path, NULL), "remove", errno);
 }
 
+/* Removes the socket, unless another one has its path since. */
+static void remove_own(mm_hold *h) {
+  struct stat now;
+  if (*h->path && lstat(h->path, &now) == 0 && mm_same_file(&now, &h->bound)) unlink(h->path);
+  *h->path = 0;
+}
+
 mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_err *err) {
   struct sockaddr_un at;
   if (!socket_address(path, &at, err) || !remove_stale(&at, err)) return NULL;
@@ -96,7 +105,7 @@ mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_
   const mode_t before = umask(0177);
   const bool bound = bind(h->fd, (const struct sockaddr *)&at, sizeof at) == 0;
   umask(before);
-  if (bound) memcpy(h->path, at.sun_path, sizeof h->path);
+  if (bound && lstat(path, &h->bound) == 0) memcpy(h->path, at.sun_path, sizeof h->path);
   if (bound && listen(h->fd, MM_HOLD_USERS) == 0) return h;
   mm_fail_errno(err, mm_at(path, NULL), bound ? "listen" : "bind", errno);
   mm_hold_close(h);
@@ -106,7 +115,7 @@ mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_
 void mm_hold_close(mm_hold *h) {
   if (!h) return;
   for (uint32_t i = 0; i < h->users; i++) close(h->user[i].fd);
-  if (*h->path) unlink(h->path);
+  remove_own(h);
   if (h->fd >= 0) close(h->fd);
   free(h);
 }
@@ -168,8 +177,7 @@ static bool stop_listening(mm_hold *h, int stop, signals_seen *seen, void (*repo
   const bool cpu_limit = s.ssi_signo == SIGXCPU; /* it comes again each second up to the hard limit */
   seen->cpu_limit |= cpu_limit;
   if (seen->count++) return s.ssi_signo != SIGHUP && !cpu_limit; /* a terminal that closes may send its signal twice */
-  unlink(h->path);
-  *h->path = 0;
+  remove_own(h);
   for (uint32_t i = h->users; i-- > 0;)
     if (!h->user[i].attached) remove_user(h, i, report);
   if (h->users) report(MM_FORMATTED(120, "ending when %u attached process(es) have left; a second signal ends at once", h->users));

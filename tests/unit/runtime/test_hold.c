@@ -155,6 +155,23 @@ TEST(test_ends) {
   assert_int_equal(end(h), 0);
 }
 
+/* Somebody removed its socket, and another holder has the path since: that one's stays when the first ends. */
+TEST(test_replaced) {
+  mm_err err;
+  mm_held got;
+  int a;
+  holder h = start(1);
+  assert_int_equal(unlink(path), 0);
+  const holder second = start(2);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+  if (!find(2, &got, &a, &err)) fail_msg("%s", err.text);
+  close(a);
+  kill(second.pid, SIGTERM);
+  assert_int_equal(end(second), 0);
+  assert_int_equal(access(path, F_OK), -1);
+}
+
 static int dial(void) {
   struct sockaddr_un at = {.sun_family = AF_UNIX};
   snprintf(at.sun_path, sizeof at.sun_path, "%s", path);
