@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -170,6 +171,27 @@ TEST(test_replaced) {
   kill(second.pid, SIGTERM);
   assert_int_equal(end(second), 0);
   assert_int_equal(access(path, F_OK), -1);
+}
+
+/* Who opens a socket has its folder to itself until it listens: a second one would take the first one's for a dead holder's. */
+TEST(test_one_at_a_time) {
+  const int folder = open(dir, O_RDONLY | O_DIRECTORY);
+  assert_int_equal(flock(folder, LOCK_EX), 0);
+  const pid_t p = fork();
+  if (p == 0) {
+    mm_err err = {0};
+    const mm_held all = held_of(1);
+    close(folder); /* the lock is the parent's */
+    mm_hold *h = mm_hold_open(path, &all, 1, &err);
+    mm_hold_close(h);
+    _exit(h ? 0 : 1);
+  }
+  usleep(200000);
+  assert_int_equal(access(path, F_OK), -1);
+  int status;
+  assert_int_equal(waitpid(p, &status, WNOHANG), 0);
+  close(folder);
+  assert_int_equal(end((holder){p}), 0);
 }
 
 static int dial(void) {
