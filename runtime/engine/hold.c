@@ -20,7 +20,7 @@
 #include "formats/system/file.h"
 
 #define ANSWER_MS 5000  /* in which a whole question or answer must be there */
-#define LOOK_US   10000 /* between looks at a lock */
+#define LOOK_US   10000 /* between looks at a lock, or for a descriptor */
 
 static const char request_magic[8] = "mmhold1", answer_magic[8] = "mmheld1";
 
@@ -146,7 +146,10 @@ void mm_hold_close(mm_hold *h) {
 
 static void accept_user(mm_hold *h, double now) {
   const int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (fd < 0) return;
+  if (fd < 0) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) usleep(LOOK_US); /* until there are some again */
+    return;
+  }
   user u = {.fd = fd, .until = now + ANSWER_MS * 1e-3};
   if (h->users == MM_HOLD_USERS || !is_trusted(fd, &u.pid))
     close(fd);
