@@ -155,7 +155,8 @@ static bool on_header(flight *f) {
   if (length) {
     char *end;
     f->left = strtoull(length, &end, 10);
-    if (*length < '0' || *length > '9' || !strchr(" \t\r\n", *end)) return lose(f, "the reply's Content-Length is no number");
+    if (*length < '0' || *length > '9' || !strchr(" \t\r\n", *end) || f->left == UINT64_MAX)
+      return lose(f, "the reply's Content-Length is no number");
   }
   f->at = coding && strncmp(coding, "chunked", 7) == 0 ? CHUNK_SIZE : BODY;
   if (f->at == BODY && f->left == 0) f->at = ENDED;
