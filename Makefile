@@ -268,12 +268,14 @@ lint-tidy:
 format: ## rewrite the sources in the house style
 	$(Q)$(call pinned,clang-format); clang-format -i $(SOURCES)
 
+# What is installed names its own place, which a relative path is not.
+absolute = $(if $(filter-out /%,$(firstword $(PREFIX))),$(error PREFIX: found "$(PREFIX)", expected an absolute path))
 install: all ## programs, library, man pages and shell completions below PREFIX
-	$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
+	$(absolute)$(Q)scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 	$(Q)scripts/install_library.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 	$(Q)scripts/install_unit.sh "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 uninstall: ## what install put below PREFIX
-	$(Q)scripts/install_unit.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
+	$(absolute)$(Q)scripts/install_unit.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 	$(Q)scripts/install_library.sh --remove "$(DESTDIR)$(PREFIX)" "$(PREFIX)" $(LIB_SO)
 	$(Q)scripts/install.sh --remove "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
 dist: ## the committed tree as build/minimax-VERSION.tar.gz

@@ -40,7 +40,9 @@ bool mm_widen(float *out, const void *in, mm_dtype t, size_t n) {
   const uint16_t *h = in;
   size_t i = 0;
   switch (t) {
-    case MM_F32: memcpy(out, in, n * sizeof(float)); return true;
+    case MM_F32:
+      if (n) memcpy(out, in, n * sizeof(float)); /* of no numbers `out` may be NULL */
+      return true;
     case MM_BF16:
       for (; i + 32 <= n; i += 32) /* whole runs, so that they become SIMD */
         for (size_t j = i; j < i + 32; j++) out[j] = mm_bf16_to_f32(h[j]);

@@ -76,7 +76,7 @@ static inline uint8_t mm_finite_to_e2m1(float x) {
 uint8_t mm_f32_to_e4m3(float x);
 uint8_t mm_f32_to_e2m1(float x);
 
-/* n elements of a stored plain type (BF16, F16, F32) to f32. */
+/* n elements of a stored plain type (BF16, F16, F32) to f32; out may be NULL where n is 0. */
 bool mm_widen(float *out, const void *in, mm_dtype t, size_t n);
 
 #ifdef __cplusplus

@@ -591,7 +591,7 @@ static const mm_program program = {
         "minimax-eval M2-nvfp4 --ids-from prompts.safetensors --logits logits.safetensors",
     .files =
         "FILE.json  a flat array of token ids\n"
-        "OUT.safetensors  appears when it is complete",
+        "OUT.safetensors  appears when it is complete; .OUT.safetensors.partial-minimax-eval is a killed run's",
     .may_end = mm_process_group_none,
     .epilog =
         "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 integrity of the checkpoint, 8 memory or limit.",

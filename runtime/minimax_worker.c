@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
       MM_OPTION_THREADS(&a.threads),
       MM_OPTIONS_DUMMY(a.dummy),
       MM_FLAG("json", &a.json, "errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors, as always here", .letter = 'q'),
+      MM_FLAG("quiet", &a.quiet, "nothing on stderr but errors and notes of long waits, as always here", .letter = 'q'),
   };
   const mm_program program = {
       MM_PROGRAM("minimax-worker", "run some of a packed checkpoint's ranks in a process of their own", "DIR", 1, 1, options),

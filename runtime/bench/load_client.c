@@ -1,6 +1,7 @@
 /* A load of streamed requests (load_client.h). */
 #include "runtime/bench/load_client.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
@@ -155,7 +156,8 @@ static bool on_header(flight *f) {
   if (length) {
     char *end;
     f->left = strtoull(length, &end, 10);
-    if (*length < '0' || *length > '9' || !strchr(" \t\r\n", *end)) return lose(f, "the reply's Content-Length is no number");
+    if (*length < '0' || *length > '9' || !*end || !strchr(" \t\r\n", *end) || f->left == UINT64_MAX)
+      return lose(f, "the reply's Content-Length is no number");
   }
   f->at = coding && strncmp(coding, "chunked", 7) == 0 ? CHUNK_SIZE : BODY;
   if (f->at == BODY && f->left == 0) f->at = ENDED;
@@ -184,7 +186,8 @@ static bool on_bytes(const load *l, flight *f, const char *p, size_t n) {
         if (whole_line(f, p, n, &used)) {
           char *end;
           f->left = strtoull(f->header.p, &end, 16);
-          if (end == f->header.p) return lose(f, "a chunk has no size");
+          if (!isxdigit((unsigned char)*f->header.p) || !*end || !strchr(" \t;\r\n", *end) || f->left == UINT64_MAX)
+            return lose(f, "a chunk has no size");
           f->at = f->left ? CHUNK : TRAILERS;
           mm_text_clear(&f->header);
         }

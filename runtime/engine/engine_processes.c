@@ -80,42 +80,52 @@ static void check_cpus(process_report *all, uint32_t n) {
     }
 }
 
-/* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. */
+/* To every other process mine[bytes], and from each as many: its part of all[], by processes. scratch: [2 · processes]. */
+static void exchange_with_all(mm_process_group *w, void *mine, void *all, size_t bytes, mm_transfer *scratch) {
+  mm_transfer *const in = scratch + w->processes;
+  uint32_t others = 0;
+  for (uint32_t p = 0; p < w->processes; p++) {
+    if (p == w->process) continue;
+    scratch[others] = (mm_transfer){p, mine, bytes};
+    in[others++] = (mm_transfer){p, (char *)all + p * bytes, bytes};
+  }
+  w->exchange(w, TAG, scratch, others, in, others, 0);
+}
+
+static bool has_another_checkpoint(const process_report *all, uint32_t p) {
+  return !mm_digest_equal(&all[p].checkpoint, &all[0].checkpoint);
+}
+
+/* The lowest process that failed says why; who has another checkpoint than the first has failed. Here all say the same of all. Facts follow
+ * where all have the same number of ranks. */
 bool mm_engine_exchange_facts(mm_engine *e, bool ok, mm_err *err) {
   mm_process_group *const w = e->processes.group;
   if (!w) return ok;
   const uint32_t n = w->processes, each = e->here;
   process_report *all = calloc(n, sizeof *all);
-  mm_transfer *out = calloc(4 * (size_t)n, sizeof *out), *in = out + 2 * (size_t)n;
-  uint32_t parcels = 0;
-  if (!all || !out || !e->facts) { /* a process that ends takes the others, which wait for it, along */
-    free(all);
-    free(out);
+  mm_transfer *scratch = calloc(2 * (size_t)n, sizeof *scratch);
+  bool same = true;
+  if (!all || !scratch || !e->facts) { /* a process that ends takes the others, which wait for it, along */
+    MM_FREE(all, scratch);
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for what %u processes say", n);
   }
   process_report *const mine = &all[w->process];
   mine->checkpoint = digest_of(e->shards);
   if (e->config.options.pin) say_cpus(mine);
   if (!ok) mine->err = *err;
-  for (uint32_t p = 0; p < n; p++) {
-    if (p == w->process) continue;
-    out[parcels] = (mm_transfer){p, mine, sizeof *mine};
-    in[parcels++] = (mm_transfer){p, &all[p], sizeof *all};
-    out[parcels] = (mm_transfer){p, e->facts + e->first, each * sizeof *e->facts};
-    in[parcels++] = (mm_transfer){p, e->facts + (size_t)p * each, each * sizeof *e->facts};
-  }
-  w->exchange(w, TAG, out, parcels, in, parcels, 0);
+  exchange_with_all(w, mine, all, sizeof *all, scratch);
+  for (uint32_t p = 0; p < n; p++) same = same && !has_another_checkpoint(all, p);
+  if (same) exchange_with_all(w, e->facts + e->first, e->facts, each * sizeof *e->facts, scratch);
   check_cpus(all, n);
   for (uint32_t p = 0; p < n; p++) {
-    if (!mm_digest_equal(&all[p].checkpoint, &all[0].checkpoint))
+    if (has_another_checkpoint(all, p))
       mm_fail(&all[p].err, MM_INTEGRITY, "E_MPI", mm_at(e->shards->pack.dir, NULL),
               "process %u: found another checkpoint than process 0 has, by plan, by weights or by --dp; expected the same", p);
     if (all[p].err.status == MM_OK) continue;
     if (ok && (p == w->process || w->process == 0)) mm_fail_as(err, &all[p].err);
     ok = false;
   }
-  free(all);
-  free(out);
+  MM_FREE(all, scratch);
   return e->processes.opened = ok;
 }
 
@@ -384,7 +394,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
   mm_process_group *const w = c->process_group;
   char build[BUILD_TEXT], first[BUILD_TEXT] = "";
   put_build(build);
-  receive_from(w, 0, first, sizeof first);
+  receive_within(w, 0, first, sizeof first, MM_IDLE);
   if (memcmp(build, first, sizeof build) != 0)
     return mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL), "process %u: found a build of %s, process 0 is of %.*s; expected the same",
                    w->process, build, BUILD_TEXT - 1, first);
@@ -406,7 +416,7 @@ bool mm_engine_follow(const mm_shards *shards, const mm_engine_config *c, mm_err
   following f = {0};
   bool ok = true;
   for (order o = {0}; ok;) {
-    receive_from(w, 0, &o, sizeof o);
+    receive_within(w, 0, &o, sizeof o, MM_IDLE);
     if (o.kind == CLOSE) break;
     ok = follow_one(e, &f, &o, err);
   }

@@ -2,11 +2,14 @@
 #include "runtime/engine/hold.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -14,8 +17,10 @@
 #include <unistd.h>
 
 #include "formats/option.h"
+#include "formats/system/file.h"
 
-#define ANSWER_MS 5000 /* in which a whole question or answer must be there */
+#define ANSWER_MS 5000  /* in which a whole question or answer must be there */
+#define LOOK_US   10000 /* between looks at a lock, or for a descriptor */
 
 static const char request_magic[8] = "mmhold1", answer_magic[8] = "mmheld1";
 
@@ -41,7 +46,8 @@ typedef struct user {
 
 struct mm_hold {
   int fd;
-  char path[sizeof((struct sockaddr_un *)NULL)->sun_path];
+  char path[sizeof((struct sockaddr_un *)NULL)->sun_path]; /* "": there is none any more */
+  struct stat bound;                                       /* its file */
   const mm_held *held;
   uint32_t count, users;
   user user[MM_HOLD_USERS];
@@ -85,20 +91,47 @@ static bool remove_stale(const struct sockaddr_un *at, mm_err *err) {
   return unlink(at->sun_path) == 0 || mm_fail_errno(err, mm_at(at->sun_path, NULL), "remove", errno);
 }
 
+/* Removes the socket, unless another one has its path since. */
+static void remove_own(mm_hold *h) {
+  struct stat now;
+  if (*h->path && lstat(h->path, &now) == 0 && mm_same_file(&now, &h->bound)) unlink(h->path);
+  *h->path = 0;
+}
+
+/* Locks the folder of the path, so that of two holders that begin at once one finds the other's socket; -1 with an error. Where there are
+ * no locks it is not locked. */
+static int lock_folder(const char *path, mm_err *err) {
+  char parent[PATH_MAX], name[PATH_MAX];
+  const double until = mm_now() + ANSWER_MS * 1e-3;
+  const int fd = mm_path_split(path, parent, name, err) ? open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+  if (fd < 0) return mm_fail_errno(err, mm_at(path, NULL), "open the directory of", errno), -1;
+  while (flock(fd, LOCK_EX | LOCK_NB) != 0 && !mm_no_locks(errno)) {
+    const int reason = errno;
+    if (reason == EINTR || (reason == EWOULDBLOCK && mm_now() < until && usleep(LOOK_US) == 0)) continue;
+    mm_fail_errno(err, mm_at(path, NULL), "lock the directory of", reason);
+    return close(fd), -1;
+  }
+  return fd;
+}
+
+static bool bind_socket(mm_hold *h, const struct sockaddr_un *at, mm_err *err) {
+  const char *path = at->sun_path;
+  const mode_t before = umask(0177);
+  const bool bound = bind(h->fd, (const struct sockaddr *)at, sizeof *at) == 0;
+  umask(before);
+  if (bound && lstat(path, &h->bound) == 0) memcpy(h->path, path, sizeof h->path);
+  return (bound && listen(h->fd, MM_HOLD_USERS) == 0) || mm_fail_errno(err, mm_at(path, NULL), bound ? "listen" : "bind", errno);
+}
+
 mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_err *err) {
   struct sockaddr_un at;
-  if (!socket_address(path, &at, err) || !remove_stale(&at, err)) return NULL;
-  mm_hold *h = mm_calloc(1, sizeof *h, err);
-  if (!h) return NULL;
-  h->held = held;
-  h->count = count;
-  if ((h->fd = open_socket(path, SOCK_NONBLOCK, err)) < 0) return free(h), NULL;
-  const mode_t before = umask(0177);
-  const bool bound = bind(h->fd, (const struct sockaddr *)&at, sizeof at) == 0;
-  umask(before);
-  if (bound) memcpy(h->path, at.sun_path, sizeof h->path);
-  if (bound && listen(h->fd, MM_HOLD_USERS) == 0) return h;
-  mm_fail_errno(err, mm_at(path, NULL), bound ? "listen" : "bind", errno);
+  const int folder = socket_address(path, &at, err) ? lock_folder(path, err) : -1;
+  mm_hold *h = folder >= 0 && remove_stale(&at, err) ? mm_calloc(1, sizeof *h, err) : NULL;
+  bool ok = h;
+  if (ok) h->held = held, h->count = count;
+  ok = ok && (h->fd = open_socket(path, SOCK_NONBLOCK, err)) >= 0 && bind_socket(h, &at, err);
+  if (folder >= 0) close(folder);
+  if (ok) return h;
   mm_hold_close(h);
   return NULL;
 }
@@ -106,14 +139,17 @@ mm_hold *mm_hold_open(const char *path, const mm_held *held, uint32_t count, mm_
 void mm_hold_close(mm_hold *h) {
   if (!h) return;
   for (uint32_t i = 0; i < h->users; i++) close(h->user[i].fd);
-  if (*h->path) unlink(h->path);
+  remove_own(h);
   if (h->fd >= 0) close(h->fd);
   free(h);
 }
 
 static void accept_user(mm_hold *h, double now) {
   const int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (fd < 0) return;
+  if (fd < 0) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) usleep(LOOK_US); /* until there are some again */
+    return;
+  }
   user u = {.fd = fd, .until = now + ANSWER_MS * 1e-3};
   if (h->users == MM_HOLD_USERS || !is_trusted(fd, &u.pid))
     close(fd);
@@ -168,8 +204,7 @@ static bool stop_listening(mm_hold *h, int stop, signals_seen *seen, void (*repo
   const bool cpu_limit = s.ssi_signo == SIGXCPU; /* it comes again each second up to the hard limit */
   seen->cpu_limit |= cpu_limit;
   if (seen->count++) return s.ssi_signo != SIGHUP && !cpu_limit; /* a terminal that closes may send its signal twice */
-  unlink(h->path);
-  *h->path = 0;
+  remove_own(h);
   for (uint32_t i = h->users; i-- > 0;)
     if (!h->user[i].attached) remove_user(h, i, report);
   if (h->users) report(MM_FORMATTED(120, "ending when %u attached process(es) have left; a second signal ends at once", h->users));

@@ -15,12 +15,20 @@ static bool has_others(void) {
 
 #ifdef MM_MPI
 #include <errno.h>
+#include <math.h>
 #include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
-#define PIECE ((size_t)1 << 30) /* of a message: MPI counts in int */
-#define SPINS 20000             /* polls for a message before the thread yields the processor */
+#include "formats/system/staging.h"
+
+#define PIECE  ((size_t)1 << 30) /* of a message: MPI counts in int */
+#define SPINS  20000             /* polls for a message before the thread yields the processor */
+#define NOTE_S 20                /* of waiting without a limit up to the first note; up to the next twice as many */
+
+enum { FIRST_TURN = 3, MOST_TURNS = 10, TURN_NS = 300000000 }; /* before the abort of a process that fails; the first one has none */
 
 static mm_process_group process_group;
 static bool met; /* others may wait for this one */
@@ -61,6 +69,14 @@ static void end_all(const mm_process_group *w, uint32_t late, double waited_s) {
   MPI_Abort(MPI_COMM_WORLD, MM_IO);
 }
 
+/* A wait without a limit, in which another process is expected to do something: the user hears of it now and then. */
+static void say_late(uint32_t late, double waited_s) {
+  char who[32], text[96];
+  snprintf(who, sizeof who, "process %u", late);
+  snprintf(text, sizeof text, "process %u has waited %.0f s for it: it computes, or hangs", process_group.process, waited_s);
+  mm_staging_note(who, text);
+}
+
 /* Any failure of MPI's ends all processes: its own way with errors. */
 static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_t outs, const mm_transfer *in, uint32_t ins,
                      double limit_s) {
@@ -70,22 +86,41 @@ static void exchange(mm_process_group *w, uint32_t tag, const mm_transfer *out, 
   post(&next, in, ins, tag, false);
   post(&next, out, outs, tag, true);
   int done = 0;
-  double from = 0;
+  double from = 0, until = limit_s > 0 ? limit_s : limit_s < 0 ? (double)INFINITY : NOTE_S;
   for (uint32_t i = 0; MPI_Testall((int)n, all, &done, MPI_STATUSES_IGNORE), !done; i++) {
     if (i <= SPINS) continue;
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     if (from == 0) from = mm_now();
-    if (limit_s == 0 || mm_now() - from < limit_s) continue;
+    if (mm_now() - from < until) continue;
     next = all;
     const uint32_t late = find_late(&next, in, ins), other = late == UINT32_MAX ? find_late(&next, out, outs) : late;
-    if (other != UINT32_MAX) end_all(w, other, limit_s);
+    if (other == UINT32_MAX) continue;
+    if (limit_s > 0) end_all(w, other, limit_s);
+    say_late(other, until);
+    until *= 2;
   }
   if (all != some) free(all);
 }
 
+static volatile sig_atomic_t ending; /* the status of a process that waits for its turn */
+static void end_now(int number) {
+  (void)number;
+  _exit(ending);
+}
+
+/* Where several processes abort at once, or end while one aborts, mpirun crashes or hangs now and then: the lowest aborts, and mpirun's
+ * SIGTERM ends the others while they wait for their turn. */
+static void abort_in_turn(int status) {
+  const uint32_t process = process_group.process, turns = process ? (uint32_t)mm_min(FIRST_TURN + process, MOST_TURNS) : 0;
+  ending = status;
+  signal(SIGTERM, end_now);
+  for (uint32_t i = 0; i < turns; i++) nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
+  MPI_Abort(MPI_COMM_WORLD, status);
+}
+
 static void leave(int status, void *unused) {
   (void)unused;
-  if (met && (status != 0 || process_group.process == 0)) MPI_Abort(MPI_COMM_WORLD, status ? status : MM_IO);
+  if (met) abort_in_turn(status ? status : MM_IO);
   MPI_Finalize();
 }
 
@@ -111,7 +146,7 @@ bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
 bool mm_process_group_none(mm_err *err) {
   return !has_others() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
                                   "found other processes of mpirun, which wait for what this one does; expected none with --help, "
-                                  "--version and their like");
+                                  "--version and their like, nor with --against of a checkpoint");
 }
 
 void mm_process_group_part(mm_process_group *w) {

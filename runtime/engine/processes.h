@@ -17,13 +17,16 @@ typedef struct mm_transfer {
   size_t n;
 } mm_transfer;
 
+#define MM_IDLE (-1.0) /* limit_s of mm_process_group.exchange */
+
 typedef struct mm_process_group mm_process_group;
 struct mm_process_group {
   uint32_t process, processes;
   /* Sends and receives all given messages; returns when the data may be used again and has arrived. Messages from one process to another
    * under one tag arrive in the order in which they were sent; each is received as one of the same size. One call per tag at a time; calls
    * with different tags may come from any threads. A process that ends without having met the others takes all of them with it; so does one
-   * that waits here for limit_s seconds, and names the process that does not come (E_RANK). limit_s 0: it waits without end. */
+   * that waits here for limit_s seconds, and names the process that does not come (E_RANK). limit_s 0: it waits without end, and a
+   * note names the other process when that takes long; MM_IDLE: without a note, as for a task that may never come. */
   void (*exchange)(mm_process_group *w, uint32_t tag, const mm_transfer *out, uint32_t outs, const mm_transfer *in, uint32_t ins,
                    double limit_s);
 };

@@ -207,7 +207,10 @@ def faults():
     assert all("refused" in bench(url, *how, status=5).stderr for how in ([], ["--model", "m"]))
     name = b'{"data": [{"id": "a%s"}]}'
     for head, text, said in ((b"Content-Length: 99", name % b"", "ended early"), (b"Content-Length: x", b"", "Content-Length is no number"),
-                             (b"Content-Length: -1", name % b"", "Content-Length is no number"), (b"A: b", name % b"\\u0000b", "no name")):
+                             (b"Content-Length: -1", name % b"", "Content-Length is no number"),
+                             (b"Content-Length: 18446744073709551616", name % b"", "Content-Length is no number"), (b"A: b", name % b"\\u0000b", "no name"),
+                             *((b"Transfer-Encoding: chunked", b"%s\r\n%s\r\n0\r\n\r\n" % (size, name % b""), "a chunk has no size")
+                               for size in (b"-1", b"+16", b" 16", b"ffffffffffffffff", b"10000000000000016", b"16x", b"\0", b"16\0"))):
         with socket.create_server(("127.0.0.1", 0)) as models:
             threading.Thread(target=once, args=(models, b"HTTP/1.1 200 OK\r\n%s\r\n\r\n%s" % (head, text)), daemon=True).start()
             got = bench(f"http://127.0.0.1:{models.getsockname()[1]}", status=5).stderr

@@ -52,6 +52,10 @@ for place in "$host:/usr" "$host/stage/one:/usr/local" ":$host/new"; do
   recipe uninstall "${place%%:*}" "${place#*:}" | sh -e
   tree "$host" | diff "$TMPDIR/before" - || { echo "$place: install and uninstall leave another tree"; exit 1; }
 done
+for target in install uninstall; do # a unit and a pkg-config file with a relative path are of no use
+  ! make -n $target BUILD="$BUILD" PREFIX="here there" >"$TMPDIR/said" 2>&1 && grep -qF 'PREFIX: found "here there", expected an absolute path' "$TMPDIR/said" ||
+    { echo "$target into a relative PREFIX: $(tail -n 1 "$TMPDIR/said")"; exit 1; }
+done
 odd="$TMPDIR/a&b|c d%e"
 scripts/install_unit.sh "$odd" "$odd"
 grep -qF "ExecStart=\"$TMPDIR/a&b|c d%%e/bin/minimax-serve\" --config" "$odd/lib/systemd/system/minimax-serve.service" || { echo "$odd: the unit names other programs"; exit 1; }

@@ -42,18 +42,24 @@ def by_curl():
 
 
 def unit():
-    """systemd finds nothing wrong with the unit, and its two commands take what it gives them."""
+    """systemd finds nothing wrong with the unit, its command takes what it gives it, and damage ends with a status that is not tried again:
+    RestartPreventExitStatus is of the main process alone, so no other one may find it first."""
     text = open("scripts/minimax-serve.service").read().replace("/usr/local/bin", BIN)
+    commands = re.findall(r"^Exec(\w+)=(.*)$", text, re.M)
+    assert [kind for kind, _ in commands] == ["Start"], commands
     path = os.path.join(TMP, "minimax-serve.service")
     with open(path, "w") as f:
         f.write(text)
     conf = os.path.join(TMP, "minimax-serve.conf")
     with open(conf, "w") as f:
         f.write("max-num-seqs 4\n")
-    for command in re.findall(r"^ExecStart(?:Pre)?=(.*)$", text, re.M):
-        words = [w.replace("${MODEL}", PACKED).replace("/etc/minimax-serve.conf", conf) for w in command.split()]
-        done = subprocess.run(words + (["--check"] if words[0].endswith("serve") else []), capture_output=True)
-        assert done.returncode == 0, (words, done)
+    damaged = shutil.copytree(PACKED, os.path.join(TMP, "damaged"))
+    os.truncate(damaged + "/model-rank-00000-part-00000.safetensors", 5000)
+    for packed, status in ((PACKED, 0), (damaged, 6)):
+        words = [w.replace("${MODEL}", packed).replace("/etc/minimax-serve.conf", conf) for w in commands[0][1].split()]
+        done = subprocess.run([*words, "--check"], capture_output=True)
+        assert done.returncode == status, (words, done)
+    assert " 6" in re.search(r"^RestartPreventExitStatus=(.*)$", text, re.M)[1]
     if not shutil.which("systemd-analyze"):
         return "not looked at by systemd-analyze, which is not here"
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True)

@@ -244,7 +244,8 @@ def test_wrong_arguments(folder, tmp_path):
                  lambda: c.unshard(source + "\0.weight"), lambda: c.unshard_planes(source + "\0")]:
         with pytest.raises(ValueError, match="NUL"):
             call()
-    for call in [lambda: c.unshard(source, 0), lambda: c.unshard(source, []), lambda: tensor.dequantize(rows=0), lambda: tensor.dequantize(0.0)]:
+    for call in [lambda: c.unshard(source, 0), lambda: c.unshard(source, []), lambda: tensor.dequantize(rows=0), lambda: tensor.dequantize(0.0),
+                 lambda: c.rank(0.0), lambda: c.verify(1.5)]:
         with pytest.raises(TypeError):
             call()
     for threads in -1, 1 << 32:

@@ -274,6 +274,7 @@ class Checkpoint:
         return [r for r in range(self.info.ranks) if self._open.call("minimax_has_rank", r)]
 
     def rank(self, rank: int) -> Rank:
+        rank = operator.index(rank)
         if rank not in self.ranks:
             raise IndexError(f"{self.info.dir}: found rank {rank} not open, expected one of {self.ranks}")
         return Rank(self._open, rank, self._dtypes)
@@ -281,6 +282,7 @@ class Checkpoint:
     def verify(self, threads: int = 0) -> None:
         """Proves every byte of the open ranks and companion files by their digests, that nothing else lies there, that numbers are finite
         and scales allowed. Raises ``Error`` with the first damage. threads 0: as many as CPUs."""
+        threads = operator.index(threads)
         if not 0 <= threads < 1 << 32:
             raise ValueError(f"found {threads} threads, expected a number from 0 on")
         err = ErrorStruct()

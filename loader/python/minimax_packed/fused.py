@@ -47,7 +47,7 @@ class Fill:
             return np.full(self.shape, self.tensor.input_scale, np.float32)
         a = self.plane.array
         if self.how == "widen":
-            a = (a.astype(np.uint32) << 16).view(np.float32) if self.plane.dtype == "BF16" else a.astype(np.float32)
+            a = (a.view(np.uint16).astype(np.uint32) << 16).view(np.float32) if self.plane.dtype == "BF16" else a.astype(np.float32)
         elif self.how == "narrow":
             a = (a.view(np.uint32) >> 16).astype(np.uint16)
         elif self.how == "repeat":

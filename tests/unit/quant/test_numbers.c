@@ -152,6 +152,7 @@ TEST(test_widen) {
   assert_memory_equal(out, f, sizeof f);
   assert_true(out[N] == 123);
   assert_false(mm_widen(out, h, MM_I16, N));
+  assert_true(mm_widen(NULL, h, MM_BF16, 0) && mm_widen(NULL, h, MM_F16, 0) && mm_widen(NULL, f, MM_F32, 0)); /* no numbers */
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

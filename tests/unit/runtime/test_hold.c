@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -51,9 +53,10 @@ static holder start(uint32_t ranks) {
     sigaddset(&set, SIGXCPU);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     mm_hold *hold = mm_hold_open(path, all, ranks, &err);
-    const char byte = hold ? 1 : 0;
+    const int stop = signalfd(-1, &set, SFD_NONBLOCK);
+    const char byte = hold && stop >= 0 ? 1 : 0;
     if (write(ready[1], &byte, 1) != 1) _exit(9);
-    const bool ok = hold && mm_hold_serve(hold, signalfd(-1, &set, SFD_NONBLOCK), count_line, &err);
+    const bool ok = hold && mm_hold_serve(hold, stop, count_line, &err);
     mm_hold_close(hold);
     _exit(ok ? 0 : (int)err.status);
   }
@@ -155,6 +158,44 @@ TEST(test_ends) {
   assert_int_equal(end(h), 0);
 }
 
+/* Somebody removed its socket, and another holder has the path since: that one's stays when the first ends. */
+TEST(test_replaced) {
+  mm_err err;
+  mm_held got;
+  int a;
+  holder h = start(1);
+  assert_int_equal(unlink(path), 0);
+  const holder second = start(2);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+  if (!find(2, &got, &a, &err)) fail_msg("%s", err.text);
+  close(a);
+  kill(second.pid, SIGTERM);
+  assert_int_equal(end(second), 0);
+  assert_int_equal(access(path, F_OK), -1);
+}
+
+/* Who opens a socket has its folder to itself until it listens: a second one would take the first one's for a dead holder's. */
+TEST(test_one_at_a_time) {
+  const int folder = open(dir, O_RDONLY | O_DIRECTORY);
+  assert_int_equal(flock(folder, LOCK_EX), 0);
+  const pid_t p = fork();
+  if (p == 0) {
+    mm_err err = {0};
+    const mm_held all = held_of(1);
+    close(folder); /* the lock is the parent's */
+    mm_hold *h = mm_hold_open(path, &all, 1, &err);
+    mm_hold_close(h);
+    _exit(h ? 0 : 1);
+  }
+  usleep(200000);
+  assert_int_equal(access(path, F_OK), -1);
+  int status;
+  assert_int_equal(waitpid(p, &status, WNOHANG), 0);
+  close(folder);
+  assert_int_equal(end((holder){p}), 0);
+}
+
 static int dial(void) {
   struct sockaddr_un at = {.sun_family = AF_UNIX};
   snprintf(at.sun_path, sizeof at.sun_path, "%s", path);
@@ -189,6 +230,30 @@ TEST(test_strangers) {
   while (n) close(open[--n]);
   kill(h.pid, SIGTERM);
   assert_int_equal(end(h), 0);
+}
+
+/* Without descriptors a connection waits, and so does the holder: it takes no CPU, and answers when there are some again. */
+TEST(test_no_descriptors) {
+  mm_err err;
+  mm_held got;
+  int a;
+  struct rlimit full;
+  struct rusage used;
+  holder h = start(1);
+  assert_int_equal(prlimit(h.pid, RLIMIT_NOFILE, NULL, &full), 0);
+  const struct rlimit few = {3, full.rlim_max};
+  assert_int_equal(prlimit(h.pid, RLIMIT_NOFILE, &few, NULL), 0);
+  const int waits = dial();
+  usleep(1000000);
+  assert_int_equal(prlimit(h.pid, RLIMIT_NOFILE, &full, NULL), 0);
+  assert_true(find(1, &got, &a, &err));
+  close(a);
+  close(waits);
+  kill(h.pid, SIGTERM);
+  int status;
+  assert_int_equal(wait4(h.pid, &status, 0, &used), h.pid);
+  assert_int_equal(status, 0);
+  assert_true(used.ru_utime.tv_sec + used.ru_stime.tv_sec == 0 && used.ru_utime.tv_usec + used.ru_stime.tv_usec < 300000);
 }
 
 /* Another user's process is not answered, and does not take another user's word. */

@@ -293,7 +293,7 @@ TEST(away_and_idle) { stay_away(4, 1, true); }
  * another process. */
 TEST(refused) {
   ref_model ref = ref_build(ref_dims(MM_FAMILY_M2, false));
-  ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2);
+  ref_shards *shards = ref_cut(&ref, 2), *other = ref_cut(&ref, 2), *more = ref_cut(&ref, 4);
   mm_process_group w = {0, 3, exchange};
   mm_err err = {0};
   assert_null(open_engine(&shards->s, &w, &err));
@@ -303,13 +303,13 @@ TEST(refused) {
   assert_null(
       mm_engine_open(&shards->s, &(mm_engine_config){.ops = &whole, .limits = limits, .options.threads = 1, .process_group = &w}, &err));
   assert_string_equal(err.code, "E_PARALLEL");
-  for (int weights = 0; weights < 2; weights++) { /* of another plan, or of other weights of rank 1 */
-    other->s.pack.plan.byte[3] = !weights;
-    other->s.pack.rank[1].part[0].root.byte[3] = (uint8_t)weights;
+  for (int i = 0; i < 3; i++) { /* of another plan, of other weights of rank 1, or of more ranks */
+    other->s.pack.plan.byte[3] = i == 0;
+    other->s.pack.rank[1].part[0].root.byte[3] = i == 1;
     process p[2];
     start(p, 2, &shards->s);
     err = (mm_err){0};
-    assert_null(open_engine(&other->s, &p[0].process_group, &err));
+    assert_null(open_engine(i < 2 ? &other->s : &more->s, &p[0].process_group, &err));
     assert_string_equal(err.code, "E_MPI");
     pthread_join(p[1].thread, NULL);
     assert_string_equal(p[1].err.code, "E_MPI");
@@ -327,7 +327,7 @@ TEST(refused) {
   pthread_join(p[1].thread, NULL);
   assert_string_equal(p[1].err.code, "E_LIMITS");
   assert_null(post.first);
-  ref_uncut(shards), ref_uncut(other);
+  ref_uncut(shards), ref_uncut(other), ref_uncut(more);
   ref_free(&ref);
 }
 
