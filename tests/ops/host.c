@@ -38,7 +38,6 @@ static bool failing_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
 static float *logits;
 static const mm_ops *backend = &mm_ops_cuda;
 static mm_ops ops;
-
 static uint32_t placed_on[] = {0, 1, 0, 1}; /* device of each rank */
 
 static mm_engine *open_engine(const mm_shards *shards) {
@@ -574,8 +573,7 @@ int main(int argc, char **argv) {
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_doubts(&two), check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks"), check_steps(&both, "steps of two stages of two ranks");
-  check_steps(&staged, "steps of two stages");
-  placed_on[1] = 0, check_steps(&two, "steps of two ranks on one device"), placed_on[1] = 1;
+  check_steps(&staged, "steps of two stages"), placed_on[1] = 0, check_steps(&two, "steps of two ranks on one device"), placed_on[1] = 1;
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true), check_failing(&staged, i, i % 2);
   for (int i = 0; i < 12; i++) check_failing(&both, i % 4, i % 3 == 2);
   sigset_t set;
