@@ -58,8 +58,10 @@ def rows(s, packed):
 
 
 def body(i):
-    """Requests of 33 to 390 ids; every other one begins like the one before."""
-    prompt = [3 + (t * t + 5 * t + (i // 2 if t < 140 else i) * 7) % 200 for t in range(33 + chance.randrange(358))]
+    """Requests of 33 to 390 ids; every other one begins like the one before. None has 142: the server of prompts, which is sent 141, would keep M1's states at
+    140, where the next one parts from it, and compute less than the other server's cache says."""
+    length = 33 + chance.randrange(358)
+    prompt = [3 + (t * t + 5 * t + (i // 2 if t < 140 else i) * 7) % 200 for t in range(length + (length == 142))]
     more = {}
     if i % 3 == 1:
         more = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {"enum": ["b", 1]}}, "required": ["a"]}}}}
