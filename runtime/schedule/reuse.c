@@ -132,14 +132,18 @@ static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uin
   return *until;
 }
 
-/* The job keeps its pages once it has so many tokens: for the next step, before which those that wait say so again. */
-static void await(job *j, uint32_t until) { j->awaited = j->awaited ? (uint32_t)mm_min(j->awaited, until) : until; }
+/* The other keeps its pages once it has so many tokens, and is read as if it had the job's priority, so that nothing between the two holds
+ * the job up: for the next step, before which those that wait say so again. */
+static void await(const job *j, job *other, uint32_t until) {
+  other->awaited = other->awaited ? (uint32_t)mm_min(other->awaited, until) : until;
+  if (other->need < j->r.priority) other->need = j->r.priority;
+}
 
 static bool reads_on(const mm_scheduler *s, const job *j) {
   uint32_t i = 0;
   while (i < s->slots && !(s->slot[i] && s->slot[i]->ticket == j->duplicate_of)) i++;
   if (i == s->slots || s->slot[i]->fed >= j->duplicate_until) return false;
-  await(s->slot[i], j->duplicate_until);
+  await(j, s->slot[i], j->duplicate_until);
   return true;
 }
 
@@ -168,7 +172,7 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
   if (!other) return false;
   j->duplicate_of = other->ticket, j->duplicate_until = until;
-  await(other, until);
+  await(j, other, until);
   return true;
 }
 
@@ -177,7 +181,7 @@ uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
   if (!s->groups.cache || s->offload.on) return 0;
   const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
   job *other = reader_of(s, j, group, s->groups.count, had, &shared, &until);
-  if (other) await(other, until);
+  if (other) await(j, other, until);
   return other ? shared : 0;
 }
 

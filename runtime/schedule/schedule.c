@@ -175,6 +175,7 @@ static void enter(mm_scheduler *s, job *j, const reuse *hit, uint32_t group) {
   const uint32_t slot = free_slot(s, group);
   mm_schedule_leave(s, j, false);
   j->slot = (int32_t)slot;
+  j->need = j->r.priority;
   s->slot[slot] = j;
   s->running++;
   if (!mm_reuse_take(s, j, hit, &err)) {
@@ -280,6 +281,8 @@ static bool let_in(mm_scheduler *s, job *j) {
 
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i]) s->slot[i]->need = s->slot[i]->r.priority;
   mm_offload_poll(s, false);
   mm_send_poll(s);
   mm_receive_poll(s);

@@ -292,6 +292,28 @@ TEST(test_shared_beginning) {
   }
 }
 
+/* A reader of low priority that one of high priority waits for is not held up by prompts of priorities between theirs. */
+TEST(test_awaited_priority) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[4] = {start(0, 390), start(1, 390), start(2, 390), start(0, 100)};
+    c[1].r.priority = c[2].r.priority = 5, c[3].r.priority = 9;
+    c[0].r.boundary_count = 1, c[0].boundary[0] = 99;
+    for (uint32_t i = 0; i < 4; i++) c[i].r.max_tokens = 1, client_ready(&w, &c[i]);
+    atomic_store(&serving_waits, false);
+    atomic_store(&serving_closed, true);
+    client_submit(&w, &c[0]);
+    while (!atomic_load(&serving_waits)) serving_pause();
+    for (uint32_t i = 1; i < 4; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+    assert_int_equal(c[3].cached, 99);
+    assert_int_equal(c[3].order, 1);
+    serving_close(&w, true);
+  }
+}
+
 /* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool (*token_as_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
 static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
