@@ -1,6 +1,7 @@
 /* Use of the prefix cache by requests: pages of prompts and replies, and for models with lightning layers the states at
  * the boundaries of a prompt and at the end of its reply. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/schedule/scheduler_inside.h"
 
@@ -153,12 +154,21 @@ static bool is_much(const job *j, uint32_t shared, uint32_t had) {
   return saved >= MM_PAGE || (saved >= MM_PAGE / 4 && mm_reuse_most(j) - shared <= saved / 4);
 }
 
+static bool same_prompt(const job *a, const job *b) {
+  const uint32_t n = a->r.prompt_count;
+  return n == b->r.prompt_count && memcmp(a->token, b->token, n * sizeof *a->token) == 0;
+}
+
+/* Steps have few rows for a prompt that is scored: choices of one request wait for it, and prompts that only begin like it would be sooner
+ * done alone. */
+static bool is_slow(const job *j, const job *other) { return other->r.score && !same_prompt(j, other); }
+
 /* A job in the slots from, from + each, … that reads tokens of this one behind `had` for which it waits; NULL: none. *shared, *until: as of
  * shared_with. */
 static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared, uint32_t *until) {
   for (uint32_t i = from; i < s->slots; i += each) {
     job *other = s->slot[i];
-    if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
+    if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count || is_slow(j, other)) continue;
     if (is_much(j, *shared = shared_with(s, j, other, had, until), had)) return other;
   }
   return NULL;

@@ -314,8 +314,36 @@ TEST(test_awaited_priority) {
   }
 }
 
-/* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool (*token_as_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
+static uint32_t scores_seen;
+static bool see_scores(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
+  if (p->reply_tokens == 1) scores_seen = scores;
+  return token_as_before(user, id, logprob, p);
+}
+
+/* A prompt that is scored has few rows of a step: one that only begins like it does not wait for it, the same one does. */
+TEST(test_scored_beginning) {
+  for (uint32_t k = 0; k < 6; k++) {
+    serving w;
+    open_cached(&w, k / 2, 0, 1 << 20);
+    client c[2] = {start(0, 390), start(0, 390)};
+    if (k % 2) fill(&c[1], 5, 120, 130);
+    for (uint32_t i = 0; i < 2; i++) client_ready(&w, &c[i]);
+    c[0].r.score = count_score;
+    token_as_before = c[1].r.token, c[1].r.token = see_scores;
+    scores = 0;
+    atomic_store(&serving_closed, true);
+    for (uint32_t i = 0; i < 2; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 2; i++) client_check(&c[i]);
+    print_message("%u of 389 logprobs before the other's first token\n", scores_seen);
+    assert_true(k % 2 ? scores_seen < 60 : scores_seen == 389);
+    assert_int_equal(c[1].cached, k % 2 ? 0 : 389);
+    serving_close(&w, true);
+  }
+}
+
+/* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
   const client *c = user;
   mm_engine *e = c->serving->engine;
