@@ -58,11 +58,14 @@ static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows) {
   return rows;
 }
 
+/* Tokens until the job has read its prompt, or what others wait for of it. */
+static uint32_t needed(const job *j) { return (j->awaited > j->fed ? (uint32_t)mm_min(j->awaited, j->count) : j->count) - j->fed; }
+
 /* Larger priorities first, then what is soonest done, then who came first. */
 static int by_need(const void *a, const void *b) {
   const job *x = *(job *const *)a, *y = *(job *const *)b;
   if (x->need != y->need) return x->need > y->need ? -1 : 1;
-  const uint32_t m = x->count - x->fed, n = y->count - y->fed;
+  const uint32_t m = needed(x), n = needed(y);
   if (m != n) return m < n ? -1 : 1;
   return x->ticket < y->ticket ? -1 : 1;
 }

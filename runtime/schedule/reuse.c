@@ -115,7 +115,6 @@ void mm_reuse_boundaries(mm_scheduler *s) {
       keep_tokens(s, j, prompt);
     else if (j->awaited && j->fed >= j->awaited)
       keep_tokens(s, j, j->fed - j->fed % MM_PAGE);
-    j->awaited = 0;
   }
 }
 

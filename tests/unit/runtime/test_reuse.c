@@ -343,6 +343,30 @@ TEST(test_scored_beginning) {
   }
 }
 
+/* The beginning of a long prompt that a short one waits for is read as if it were short, though others are. */
+TEST(test_awaited_beginning) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    const mm_scheduler_config config = {
+        .step_tokens = 48, .queue_max = 100, .prefix_cache = true, .batch_invariant = true, .cache_bytes = 1 << 20};
+    serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 48, .slots = 8}, config);
+    client c[8] = {start(0, 390), start(1, 390)};
+    for (uint32_t i = 2; i < 7; i++) c[i] = start(i, 200);
+    c[7] = start(1, 100);
+    for (uint32_t i = 0; i < 8; i++) c[i].r.max_tokens = 1, client_ready(&w, &c[i]);
+    atomic_store(&serving_waits, false);
+    atomic_store(&serving_closed, true);
+    client_submit(&w, &c[0]);
+    while (!atomic_load(&serving_waits)) serving_pause();
+    for (uint32_t i = 1; i < 8; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 8; i++) client_check(&c[i]);
+    assert_int_equal(c[7].cached, 99);
+    assert_int_equal(c[7].order, 1);
+    serving_close(&w, true);
+  }
+}
+
 /* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
   const client *c = user;
