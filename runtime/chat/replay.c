@@ -65,7 +65,7 @@ static bool put_value(mm_text *out, mm_arena *a, const mm_value *v) {
   if (!member) return false;
   for (const mm_value *k = v->first; k; k = k->next) member[n++] = k;
   if (object) qsort(member, n, sizeof *member, by_key);
-  mm_text_printf(out, "%c%zu", object ? '{' : '[', n);
+  mm_text_printf(out, "%c%zu:", object ? '{' : '[', n);
   for (size_t i = 0; i < n; i++) {
     if (object) put_text(out, (mm_str){member[i]->key, member[i]->key_n});
     if (!put_value(out, a, member[i])) return false;
@@ -82,7 +82,7 @@ static bool put_calls(mm_text *out, const mm_message *m) {
     mm_err wrong = {0};
     const mm_value *v = c->arguments.n ? mm_body_parse(&arena, c->arguments.p, c->arguments.n, &wrong) : NULL;
     mm_text_clear(&json);
-    if (!v) mm_text_put(&json, "{0");
+    if (!v) mm_text_put(&json, "{0:");
     ok = c->id.n && (v ? put_value(&json, &arena, v) : !c->arguments.n) && !json.failed;
     put_text(out, c->id);
     put_text(out, c->name);

@@ -58,11 +58,14 @@ static uint32_t within_pages(mm_scheduler *s, const job *j, uint32_t rows) {
   return rows;
 }
 
+/* Tokens until the job has read its prompt, or what others wait for of it. */
+static uint32_t needed(const job *j) { return (j->awaited > j->fed ? (uint32_t)mm_min(j->awaited, j->count) : j->count) - j->fed; }
+
 /* Larger priorities first, then what is soonest done, then who came first. */
 static int by_need(const void *a, const void *b) {
   const job *x = *(job *const *)a, *y = *(job *const *)b;
-  if (x->r.priority != y->r.priority) return x->r.priority > y->r.priority ? -1 : 1;
-  const uint32_t m = x->count - x->fed, n = y->count - y->fed;
+  if (x->need != y->need) return x->need > y->need ? -1 : 1;
+  const uint32_t m = needed(x), n = needed(y);
   if (m != n) return m < n ? -1 : 1;
   return x->ticket < y->ticket ? -1 : 1;
 }
@@ -73,8 +76,7 @@ static uint32_t plan_prompts(mm_scheduler *s, uint32_t count, uint32_t budget) {
   if (!count || !budget) return 0;
   job *oldest = s->order[0];
   for (uint32_t i = 1; i < count; i++)
-    if (s->order[i]->r.priority == oldest->r.priority ? s->order[i]->ticket < oldest->ticket : s->order[i]->r.priority > oldest->r.priority)
-      oldest = s->order[i];
+    if (s->order[i]->need == oldest->need ? s->order[i]->ticket < oldest->ticket : s->order[i]->need > oldest->need) oldest = s->order[i];
   qsort(s->order, count, sizeof(job *), by_need);
   const uint32_t kept = (uint32_t)mm_min(left_of(s, oldest), mm_max(1, budget / 4));
   uint32_t left = budget - kept, rows = 0;

@@ -1,6 +1,7 @@
 /* Use of the prefix cache by requests: pages of prompts and replies, and for models with lightning layers the states at
  * the boundaries of a prompt and at the end of its reply. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/schedule/scheduler_inside.h"
 
@@ -114,7 +115,6 @@ void mm_reuse_boundaries(mm_scheduler *s) {
       keep_tokens(s, j, prompt);
     else if (j->awaited && j->fed >= j->awaited)
       keep_tokens(s, j, j->fed - j->fed % MM_PAGE);
-    j->awaited = 0;
   }
 }
 
@@ -132,14 +132,18 @@ static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uin
   return *until;
 }
 
-/* The job keeps its pages once it has so many tokens: for the next step, before which those that wait say so again. */
-static void await(job *j, uint32_t until) { j->awaited = j->awaited ? (uint32_t)mm_min(j->awaited, until) : until; }
+/* The other keeps its pages once it has so many tokens, and is read as if it had the job's priority, so that nothing between the two holds
+ * the job up: for the next step, before which those that wait say so again. */
+static void await(const job *j, job *other, uint32_t until) {
+  other->awaited = other->awaited ? (uint32_t)mm_min(other->awaited, until) : until;
+  if (other->need < j->r.priority) other->need = j->r.priority;
+}
 
 static bool reads_on(const mm_scheduler *s, const job *j) {
   uint32_t i = 0;
   while (i < s->slots && !(s->slot[i] && s->slot[i]->ticket == j->duplicate_of)) i++;
   if (i == s->slots || s->slot[i]->fed >= j->duplicate_until) return false;
-  await(s->slot[i], j->duplicate_until);
+  await(j, s->slot[i], j->duplicate_until);
   return true;
 }
 
@@ -149,12 +153,21 @@ static bool is_much(const job *j, uint32_t shared, uint32_t had) {
   return saved >= MM_PAGE || (saved >= MM_PAGE / 4 && mm_reuse_most(j) - shared <= saved / 4);
 }
 
+static bool same_prompt(const job *a, const job *b) {
+  const uint32_t n = a->r.prompt_count;
+  return n == b->r.prompt_count && memcmp(a->token, b->token, n * sizeof *a->token) == 0;
+}
+
+/* Steps have few rows for a prompt that is scored: choices of one request wait for it, and prompts that only begin like it would be sooner
+ * done alone. */
+static bool is_slow(const job *j, const job *other) { return other->r.score && !same_prompt(j, other); }
+
 /* A job in the slots from, from + each, … that reads tokens of this one behind `had` for which it waits; NULL: none. *shared, *until: as of
  * shared_with. */
 static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared, uint32_t *until) {
   for (uint32_t i = from; i < s->slots; i += each) {
     job *other = s->slot[i];
-    if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count) continue;
+    if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count || is_slow(j, other)) continue;
     if (is_much(j, *shared = shared_with(s, j, other, had, until), had)) return other;
   }
   return NULL;
@@ -168,7 +181,7 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
   if (!other) return false;
   j->duplicate_of = other->ticket, j->duplicate_until = until;
-  await(other, until);
+  await(j, other, until);
   return true;
 }
 
@@ -177,7 +190,7 @@ uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
   if (!s->groups.cache || s->offload.on) return 0;
   const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
   job *other = reader_of(s, j, group, s->groups.count, had, &shared, &until);
-  if (other) await(other, until);
+  if (other) await(j, other, until);
   return other ? shared : 0;
 }
 

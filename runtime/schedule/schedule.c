@@ -169,12 +169,19 @@ static bool push_out(mm_scheduler *s, const job *j, uint32_t group) {
   return true;
 }
 
+/* Those that wait for the job say so again before each step. */
+static void clear_awaited(job *j) {
+  j->awaited = 0;
+  j->need = j->r.priority;
+}
+
 /* The job has a slot of the group, and in it what the cache has of its tokens. */
 static void enter(mm_scheduler *s, job *j, const reuse *hit, uint32_t group) {
   mm_err err = {0};
   const uint32_t slot = free_slot(s, group);
   mm_schedule_leave(s, j, false);
   j->slot = (int32_t)slot;
+  clear_awaited(j);
   s->slot[slot] = j;
   s->running++;
   if (!mm_reuse_take(s, j, hit, &err)) {
@@ -280,6 +287,8 @@ static bool let_in(mm_scheduler *s, job *j) {
 
 void mm_schedule(mm_scheduler *s) {
   end_those_over(s);
+  for (uint32_t i = 0; i < s->slots; i++)
+    if (s->slot[i]) clear_awaited(s->slot[i]);
   mm_offload_poll(s, false);
   mm_send_poll(s);
   mm_receive_poll(s);

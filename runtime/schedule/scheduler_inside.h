@@ -57,6 +57,7 @@ typedef struct job {
   uint32_t duplicate_until; /* until that one was given so many tokens */
   uint32_t parting;         /* lightning: its states are kept here too, where its prompt parts from another; 0: nowhere */
   uint32_t awaited;         /* others wait for so many tokens of its prompt, or more; 0: none does */
+  int need;                 /* priority of its rows: its own, or a higher one of those that wait for it */
   job_return back;
   uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */
   mm_fetch *fetch; /* from another server, under way */

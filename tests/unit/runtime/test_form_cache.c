@@ -226,7 +226,6 @@ static void *work(void *user) {
   return NULL;
 }
 
-/* Threads share a cache that is too small for all forms, so that they are dropped and compiled again meanwhile. */
 /* A pattern that takes some milliseconds. */
 static void *hold_one(void *cache) {
   mm_held_forms held = {.cache = cache};
@@ -270,6 +269,7 @@ TEST(each_form_is_compiled_once) {
   }
 }
 
+/* Threads share a cache that is too small for all forms, so that they are dropped and compiled again meanwhile. */
 TEST(masks_are_those_of_forms_without_a_cache) {
   mm_err err = {0};
   worker w[THREADS];

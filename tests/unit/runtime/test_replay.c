@@ -82,6 +82,27 @@ TEST(test_same) {
   mm_replay_close(r);
 }
 
+/* Values whose numbers of members and first digits run together otherwise are not the same. */
+TEST(test_unlike_lists) {
+  static const char *const pair[][2] = {
+      {"{\"a\": [13, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]]}",
+       "{\"a\": [3, [15, 5], 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]}"},
+      {"{\"a\": [1, [2]]}", "{\"a\": [[1], 2]}"},
+  };
+  static const int32_t id[] = {5, 6, 7};
+  mm_replay *r = opened(100);
+  mm_err err = {0};
+  said s;
+  size_t n = 0;
+  mm_opening opening = MM_OPENING_NONE;
+  for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
+    assert_true(mm_replay_add(r, say(&s, "x", "call_1", pair[i][0]), id, 3, &err));
+    assert_non_null(mm_replay_find(r, &s.message, &n, &opening));
+    assert_null(mm_replay_find(r, say(&s, "x", "call_1", pair[i][1]), &n, &opening));
+  }
+  mm_replay_close(r);
+}
+
 /* Messages without calls, with calls that have no id, without an opening, and too long ones are not kept. */
 TEST(test_unkept) {
   static const int32_t id[11] = {1};

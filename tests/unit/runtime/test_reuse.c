@@ -292,8 +292,82 @@ TEST(test_shared_beginning) {
   }
 }
 
-/* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
+/* A reader of low priority that one of high priority waits for is not held up by prompts of priorities between theirs. */
+TEST(test_awaited_priority) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    open_cached(&w, k, 0, 1 << 20);
+    client c[4] = {start(0, 390), start(1, 390), start(2, 390), start(0, 100)};
+    c[1].r.priority = c[2].r.priority = 5, c[3].r.priority = 9;
+    c[0].r.boundary_count = 1, c[0].boundary[0] = 99;
+    for (uint32_t i = 0; i < 4; i++) c[i].r.max_tokens = 1, client_ready(&w, &c[i]);
+    atomic_store(&serving_waits, false);
+    atomic_store(&serving_closed, true);
+    client_submit(&w, &c[0]);
+    while (!atomic_load(&serving_waits)) serving_pause();
+    for (uint32_t i = 1; i < 4; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
+    assert_int_equal(c[3].cached, 99);
+    assert_int_equal(c[3].order, 1);
+    serving_close(&w, true);
+  }
+}
+
 static bool (*token_as_before)(void *, int32_t, const mm_logprob *, const mm_progress *);
+static uint32_t scores_seen;
+static bool see_scores(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
+  if (p->reply_tokens == 1) scores_seen = scores;
+  return token_as_before(user, id, logprob, p);
+}
+
+/* A prompt that is scored has few rows of a step: one that only begins like it does not wait for it, the same one does. */
+TEST(test_scored_beginning) {
+  for (uint32_t k = 0; k < 6; k++) {
+    serving w;
+    open_cached(&w, k / 2, 0, 1 << 20);
+    client c[2] = {start(0, 390), start(0, 390)};
+    if (k % 2) fill(&c[1], 5, 120, 130);
+    for (uint32_t i = 0; i < 2; i++) client_ready(&w, &c[i]);
+    c[0].r.score = count_score;
+    token_as_before = c[1].r.token, c[1].r.token = see_scores;
+    scores = 0;
+    atomic_store(&serving_closed, true);
+    for (uint32_t i = 0; i < 2; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 2; i++) client_check(&c[i]);
+    print_message("%u of 389 logprobs before the other's first token\n", scores_seen);
+    assert_true(k % 2 ? scores_seen < 60 : scores_seen == 389);
+    assert_int_equal(c[1].cached, k % 2 ? 0 : 389);
+    serving_close(&w, true);
+  }
+}
+
+/* The beginning of a long prompt that a short one waits for is read as if it were short, though others are. */
+TEST(test_awaited_beginning) {
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    const mm_scheduler_config config = {
+        .step_tokens = 48, .queue_max = 100, .prefix_cache = true, .batch_invariant = true, .cache_bytes = 1 << 20};
+    serving_open(&w, kind(k), 1, (mm_limits){.max_tokens = 48, .slots = 8}, config);
+    client c[8] = {start(0, 390), start(1, 390)};
+    for (uint32_t i = 2; i < 7; i++) c[i] = start(i, 200);
+    c[7] = start(1, 100);
+    for (uint32_t i = 0; i < 8; i++) c[i].r.max_tokens = 1, client_ready(&w, &c[i]);
+    atomic_store(&serving_waits, false);
+    atomic_store(&serving_closed, true);
+    client_submit(&w, &c[0]);
+    while (!atomic_load(&serving_waits)) serving_pause();
+    for (uint32_t i = 1; i < 8; i++) client_submit(&w, &c[i]);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 8; i++) client_check(&c[i]);
+    assert_int_equal(c[7].cached, 99);
+    assert_int_equal(c[7].order, 1);
+    serving_close(&w, true);
+  }
+}
+
+/* An engine that has lost what its slots held (mm_engine_step): nothing of it is kept, since others may have those pages by now. */
 static bool lose_at_twelve(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
   const client *c = user;
   mm_engine *e = c->serving->engine;
