@@ -248,6 +248,14 @@ static inline void client_submit(serving *w, client *c) {
   mm_err err = {0};
   if (!mm_scheduler_submit(w->scheduler, &c->r, &c->ticket, &err)) fail_msg("%s", err.text);
 }
+/* Submits all of them, which are ready, the others while the first is in its first step, which waits until serving_closed is false. */
+static inline void clients_submit_held(serving *w, client *c, uint32_t n) {
+  atomic_store(&serving_waits, false);
+  atomic_store(&serving_closed, true);
+  client_submit(w, &c[0]);
+  while (!atomic_load(&serving_waits)) serving_pause();
+  for (uint32_t i = 1; i < n; i++) client_submit(w, &c[i]);
+}
 
 static void client_wait(client *c) {
   struct timespec until;

@@ -202,11 +202,7 @@ TEST(test_order) {
   static client c[4];
   c[0] = of_text(&w, 10, 9, 0), c[1] = of_text(&w, 0, 60, -1), c[2] = of_text(&w, 4, 100, 0), c[3] = of_text(&w, 2, 200, 7);
   for (uint32_t i = 0; i < 4; i++) client_ready(&w, &c[i]); /* where it lies now */
-  atomic_store(&serving_waits, false);
-  atomic_store(&serving_closed, true);
-  client_submit(&w, &c[0]);
-  while (!atomic_load(&serving_waits)) serving_pause();
-  for (uint32_t i = 1; i < 4; i++) client_submit(&w, &c[i]);
+  clients_submit_held(&w, c, 4);
   atomic_store(&serving_closed, false);
   for (uint32_t i = 0; i < 4; i++) client_check(&c[i]);
   assert_int_equal(loads, 3);

@@ -41,7 +41,7 @@ TEST(test_same) {
   mm_opening opening = MM_OPENING_NONE;
   say(&s, "Let me see\n", "call_1", "{\"a\": 1.0, \"b\": \"\\u00e9\"}")->reasoning = str("because\n");
   assert_true(mm_replay_add(r, &s.message, id, 3, &err));
-  /* Otherwise spaced and escaped, as clients write it that parsed it: numbers in other digits, keys in another order. */
+  /* As clients write it that parsed it: numbers in other digits, keys in another order. */
   static const char *const same[] = {"{\"a\": 1, \"b\": \"\\u00e9\"}", "{\"b\": \"\xc3\xa9\", \"a\": 1e0}"};
   for (size_t i = 0; i < sizeof same / sizeof *same; i++)
     assert_non_null(mm_replay_find(r, say(&s, "Let me see", "call_1", same[i]), &n, &opening));

@@ -6,14 +6,9 @@
 static const mm_limits limits = {.max_tokens = 64, .slots = 4};
 static const mm_scheduler_config config = {.step_tokens = 32, .queue_max = 100};
 
-/* Submits all, the others while the first is in its first step, which waits until the gate is opened: nothing hangs on who is faster. */
 static void submit_held(serving *w, client *c, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) client_ready(w, &c[i]);
-  atomic_store(&serving_waits, false);
-  atomic_store(&serving_closed, true);
-  client_submit(w, &c[0]);
-  while (!atomic_load(&serving_waits)) serving_pause();
-  for (uint32_t i = 1; i < n; i++) client_submit(w, &c[i]);
+  clients_submit_held(w, c, n);
 }
 
 /* ---- ends ---- */
@@ -343,11 +338,7 @@ TEST(test_groups) {
   client c[] = {request(0, 60, 30), request(2, 9, 30), request(4, 9, 30), request(6, 9, 30), request(8, 9, 30)};
   for (uint32_t i = 0; i < 5; i++) client_ready(&w, &c[i]);
   token_before = c[0].r.token, c[0].r.token = see_groups;
-  atomic_store(&serving_waits, false);
-  atomic_store(&serving_closed, true);
-  client_submit(&w, &c[0]);
-  while (!atomic_load(&serving_waits)) serving_pause();
-  for (uint32_t i = 1; i < 5; i++) client_submit(&w, &c[i]);
+  clients_submit_held(&w, c, 5);
   atomic_store(&serving_closed, false);
   for (uint32_t i = 0; i < 5; i++) client_check(&c[i]);
   assert_true(running_seen[0] == 2 && running_seen[1] == 3); /* the fifth found no slot where there were fewer tokens */
