@@ -5,7 +5,7 @@
 #
 #   prepare    the checkpoints that others read, by the CPU alone: BUILD/gpu/models and /ranks; kept if they are there. NAME_head: the
 #              head in 8 bits; nvfp4a16 comes last, so that parts find the others in the same folders
-#   peers      sums over ranks, and rows between groups of them, bit for bit; index keys of MiniMax-M3 scanned in parts, one for each rank: the blocks of the whole scan; ranks that do not come; inputs rounded under scales of rows that are cut
+#   peers      streams of ranks that share a GPU, whose kernels run at the same time; sums over ranks, and rows between groups of them, bit for bit; index keys of MiniMax-M3 scanned in parts, one for each rank: the blocks of the whole scan; ranks that do not come; inputs rounded under scales of rows that are cut
 #   forks      slots: forked, restored, chunks, page borders; schedules of MM_STEPS (10,000) steps among poison; 10,000 draws; scores; of
 #              MiniMax-M3 too
 #   invariant  --batch-invariant: every row's bits the same alone and in a crowd, both models in every scheme

@@ -10,14 +10,17 @@ bool mm_cu_look_at_load(mm_backend *b, const mm_batch *batch, mm_err *err) {
   if (batch && b->groups.count > 1) batch = &b->groups.in->all;
   if (!b->loading || b->dry_runs) return true;
   for (uint32_t i = 0; padding && i < batch->span_count; i++) padding = padding && batch->span[i].slot < 0;
-  if (!(padding ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
-  ready |= padding;
+  /* On a device that ranks share, kernels of a load may be queued behind one that waits for the rank that loads. */
+  const bool whole = padding || (b->peers && !mm_cu_peers_distinct(b->peers));
+  if (!(whole ? b->loading->finish(err) : b->loading->poll(&ready, err))) return false;
+  ready |= whole;
   if (b->peers && !mm_cu_peers_barrier(b->peers, ready, &ready, err)) return false;
   if (!ready) return true;
   b->loading.reset();
   if (!b->peers) return true;
   mm_cu_peers_load(b->peers, false);
-  return mm_cu_peers_barrier(b->peers, true, &ready, err); /* no rank's kernels wait for one that unpins memory */
+  return mm_cu_peers_barrier(b->peers, true, &ready, err) && /* no rank's kernels wait for one that unpins memory */
+         mm_cu_separate_streams(b, err);
 }
 
 bool mm_cu_finish_load(mm_backend *b, mm_err *err) { return !b->loading || b->loading->finish(err); }

@@ -447,6 +447,7 @@ void mm_cu_backend_close(mm_backend *b) {
   if (b->group != b->peers) mm_cu_peers_close(b->group);
   mm_cu_peers_close(b->peers);
   if (b->stream) cudaStreamDestroy(b->stream);
+  for (cudaStream_t s : b->streams_given_up) cudaStreamDestroy(s);
   cudaFreeHost(b->border);
   for (grown *g : {&b->sampler.options, &b->sampler.raw, &b->sampler.seen, &b->sampler.logprobs, &b->sampler.scores}) g->close();
   for (step_memory &m : b->memory_of_step) {

@@ -234,6 +234,21 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   return mm_cu_peers_barrier(b->peers, true, &all, err); /* none says that it has loaded before all have said that they load */
 }
 
+bool mm_cu_separate_streams(mm_backend *b, mm_err *err) {
+  constexpr int kTries = 64;
+  bool late = false, all = mm_cu_peers_distinct(b->peers);
+  for (int i = 0; i < kTries && !all; i++) {
+    if (!mm_cu_peers_settle(b->peers, b->stream, err) || !mm_cu_peers_try_streams(b->peers, b->stream, &late, &all, err)) return false;
+    if (all || !late) continue;
+    b->streams_given_up.push_back(b->stream);
+    if (!mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", err)) return false;
+  }
+  return all || mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                        "rank %u: found ranks on one device whose kernels do not run at the same time, whichever of %d streams they have: "
+                        "--devices, one for each rank",
+                        b->c.weights->rank, kTries);
+}
+
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
  * meet again wherever one does either. */
 bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {

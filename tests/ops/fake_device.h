@@ -16,7 +16,7 @@
 
 #define TIMEOUT_MS 30000 /* nobody waits so long: all come, or one fails and says so; where one hangs, a test takes less */
 #define BLOCKS     8192
-#define STREAMS    64
+#define STREAMS    256
 #define KERNELS    2048
 #define SHARED_AT  72 /* of `shared` in a peer_view, as peers.cuh says */
 

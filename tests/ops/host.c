@@ -541,6 +541,7 @@ static int check_extended(char **dir) {
 }
 
 #include "tests/ops/host_groups.h"
+#include "tests/ops/host_streams.h"
 
 int main(int argc, char **argv) {
   mm_err err = {0};
@@ -556,8 +557,7 @@ int main(int argc, char **argv) {
     if (i < 2)
       check_memory(&staged, i % 2, false, "memory of two stages"), check_memory(&both, i % 2, false, "memory of two stages of two ranks");
   }
-  check_collected(&one, true, "inputs collected");
-  check_collected(&one, false, "no inputs collected");
+  check_collected(&one, true, "inputs collected"), check_collected(&one, false, "no inputs collected");
   check_collected(&two, true, "inputs collected on two ranks");
   check_arriving(&many), mm_shards_close(&many);
   check_bad_file(argv[5], false), check_bad_file(argv[5], true);
@@ -573,7 +573,7 @@ int main(int argc, char **argv) {
   check_slots(&one), check_slots(&two), check_ahead(&two, 0), check_ahead(&two, 1), check_ahead(&two, 3);
   check_doubts(&two), check_tables(&one);
   for (int i = 0; i < 3; i++) check_steps(&two, "steps of two ranks"), check_steps(&both, "steps of two stages of two ranks");
-  check_steps(&staged, "steps of two stages"), placed_on[1] = 0, check_steps(&two, "steps of two ranks on one device"), placed_on[1] = 1;
+  check_steps(&staged, "steps of two stages"), placed_on[1] = 0, check_steps(&two, "steps of two ranks on one device"), check_streams(&two);
   for (int i = 0; i < 4; i++) check_failing(&two, i, false), check_failing(&two, i, true), check_failing(&staged, i, i % 2);
   for (int i = 0; i < 12; i++) check_failing(&both, i % 4, i % 3 == 2);
   sigset_t set;

@@ -305,6 +305,32 @@ void check_late() {
   report_true("across: a rank that comes late to a sum, launched or replayed, is told in time, and all go on", ok);
 }
 
+__global__ void pass_time(uint64_t ns) {
+  uint64_t from, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  while (now - from < ns);
+}
+
+/* A kernel that begins later than the others wait is found, and which rank's it was; then those of all run at the same time. */
+void check_streams() {
+  int devices = 1;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  const uint32_t ranks = (uint32_t)devices * 2; /* each device is shared */
+  const bool ok = on_ranks(ranks, 20, [&](member *m) {
+    mm_err err = {};
+    bool late, all;
+    for (uint32_t t = 0; t < 12; t++) {
+      const uint32_t behind = t % (ranks + 1); /* the rank whose stream is busy; of `ranks` none */
+      must(mm_cu_peers_settle(m->peers, m->s, &err), err);
+      if (m->rank == behind) pass_time<<<1, 1, 0, m->s>>>(300000000);
+      must(mm_cu_peers_try_streams(m->peers, m->s, &late, &all, &err), err);
+      m->ok = m->ok && late == (m->rank == behind) && all == (behind == ranks);
+    }
+  });
+  report_true("peers: a stream whose kernels do not begin while other ranks' wait is found", ok);
+}
+
 /* Each rank's columns of rows, next to the others'. */
 void check_shares() {
   const uint64_t seed = g_rng.next();
@@ -357,6 +383,7 @@ void test_peers() {
     check_combines(ranks);
     check_failures(ranks);
   }
+  check_streams();
   check_routes();
   test_many();
   check_sums(3);

@@ -34,7 +34,7 @@ constexpr uint32_t kThreads = 256;
  * what they wait for. */
 constexpr uint32_t kSharedBlocks = 2, kSharedRows = 16; /* of a sum; of all ranks' kernels whose blocks have a row each */
 constexpr uint32_t kFewBlocks = 128;                    /* of a sum of few numbers, whose words carry their own flags */
-constexpr uint32_t kLoading_ms = 600000;
+constexpr uint32_t kLoading_ms = 600000, kTry_ms = 100;
 
 /* ---- kernels ---- */
 
@@ -126,6 +126,22 @@ __global__ void __launch_bounds__(kThreads) share_rows(const __grid_constant__ p
 
 __global__ void run_nothing() {}
 
+/* One thread, which waits until every rank's has begun, or for kTry_ms. */
+__global__ void await_streams(volatile peer_control *c, uint32_t rank, uint32_t ranks, uint32_t number) {
+  c->late[rank] = c->given_up == number;
+  c->begun[rank] = number;
+  __threadfence_system();
+  const uint64_t from = now_ns();
+  for (uint32_t r = 0; r < ranks;) {
+    if (c->begun[r] == number) {
+      r++;
+    } else if (now_ns() - from > kTry_ms * UINT64_C(1000000)) {
+      c->given_up = number;
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 /* ---- the host's side ---- */
@@ -148,6 +164,7 @@ struct mm_cu_peers {
   mm_cu_across *across = nullptr; /* where some ranks are of other processes; of c only rank, ranks and distinct_devices are used then */
   bool hosted = false;            /* what the ranks write to is pinned host memory */
   double limit_s = 0;
+  uint32_t tries = 0; /* of streams, the same number on all ranks */
 };
 
 bool mm_cu_peers_refused = getenv("MM_TEST_NO_PEER") != NULL;
@@ -299,7 +316,8 @@ bool load_kernels(mm_err *err) {
                                  mm_cu_group_kernel(4),
                                  mm_cu_group_kernel(5),
                                  mm_cu_codes_kernel(),
-                                 reinterpret_cast<const void *>(run_nothing)};
+                                 reinterpret_cast<const void *>(run_nothing),
+                                 reinterpret_cast<const void *>(await_streams)};
   cudaFuncAttributes a;
   for (const void *k : kernels) {
     if (!check(cudaFuncGetAttributes(&a, k), "load kernels", err)) return false;
@@ -470,6 +488,19 @@ bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err) {
   const bool done = check(launch(run_nothing, 1, 32, 0, s), "settle", err) && check(cudaStreamSynchronize(s), "step", err);
   bool all;
   return mm_cu_peers_barrier(p, done, &all, err) && all;
+}
+
+bool mm_cu_peers_try_streams(mm_cu_peers *p, cudaStream_t s, bool *late, bool *all, mm_err *err) {
+  *late = false, *all = true;
+  if (p->c.distinct_devices) return true;
+  const uint32_t number = ++p->tries;
+  const bool done = check(launch(await_streams, 1, 1, 0, s, p->c.shared, p->c.rank, p->c.ranks, number), "try a stream", err) &&
+                    check(launch(run_nothing, 1, 32, 0, s), "try a stream", err) && check(cudaStreamSynchronize(s), "try a stream", err);
+  bool ran;
+  if (!mm_cu_peers_barrier(p, done, &ran, err) || !ran) return false;
+  const volatile peer_control *c = p->group->shared;
+  *late = c->late[p->c.rank], *all = c->given_up != number;
+  return true;
 }
 
 bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err) {

@@ -54,6 +54,9 @@ constexpr uint64_t kPeerRead_ns = 4000000;          /* of waiting between two lo
 struct alignas(8) peer_control {
   uint32_t state; /* MM_COMM_GOES_ON … (comm.h) */
   uint32_t limit_ms;
+  /* Of mm_cu_peers_try_streams: the last try of which each rank's kernel has begun, and the last that some gave up. */
+  uint32_t begun[MM_CU_PEERS], given_up;
+  uint32_t late[MM_CU_PEERS]; /* the rank's kernel began after that */
 };
 
 /* In a rank's own memory. `turn` and `filled`: which place a branch takes next, and how many words the one before filled. */

@@ -79,6 +79,10 @@ MM_MUST_USE bool mm_cu_peers_barrier(mm_cu_peers *p, bool mine, bool *all, mm_er
  * copies to the device are done before any rank's kernels are launched, and all kernels before any copy back. And a new stream's first
  * kernel may not begin while others wait on the device (RESULTS.md, tests on devices), so it is one that nobody waits for. */
 MM_MUST_USE bool mm_cu_peers_settle(mm_cu_peers *p, cudaStream_t s, mm_err *err);
+/* Collective. CUDA puts a stream's work into one of a few hardware queues, two streams' into one where they begin at the same time: there
+ * the second's kernels do not begin while one of the first waits and others are behind it. *all: a kernel of each rank's stream began
+ * within 100 ms, in which those of the others waited; *late: this rank's did not. Ranks with devices of their own are not tried. */
+MM_MUST_USE bool mm_cu_peers_try_streams(mm_cu_peers *p, cudaStream_t s, bool *late, bool *all, mm_err *err);
 /* Between the kernels of a step and what follows them: returns once all ranks have launched theirs, so that a device that waits to be idle
  * becomes idle; settled as above where ranks share one. */
 MM_MUST_USE bool mm_cu_peers_pause(mm_cu_peers *p, cudaStream_t s, mm_err *err);

@@ -1,0 +1,46 @@
+/* Streams of ranks on one device whose kernels would wait for each other (mm_cu_separate_streams). Part of host.c. */
+#ifndef MM_TESTS_HOST_STREAMS_H
+#define MM_TESTS_HOST_STREAMS_H
+
+enum { GIVEN_UP_AT = 10, LATE_AT = 11 }; /* words of a peer_control (peers.cuh) */
+
+static uint32_t late_tries; /* in which the kernel of rank 1 begins late */
+static void begin_late(const char *name, void **args) {
+  if (!strstr(name, "await_streams")) return;
+  volatile uint32_t *const c = *(volatile uint32_t **)args[0];
+  const uint32_t rank = *(uint32_t *)args[1], number = *(uint32_t *)args[3];
+  if (number <= late_tries) c[GIVEN_UP_AT] = number;
+  c[LATE_AT + rank] = number <= late_tries && rank == 1;
+}
+
+static uint32_t open_streams(void) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < STREAMS; i++) n += fake.stream[i].open;
+  return n;
+}
+
+/* The rank that is late has another stream for each try, and keeps those before until it closes; after too many it says so. */
+static void check_streams(const mm_shards *two) {
+  placed_on[1] = 0, fake.on_launch = begin_late;
+  for (late_tries = 0; late_tries < 1000; late_tries = late_tries ? 1000 : 3) {
+    mm_err err = {0};
+    mm_engine *e = open_engine(two);
+    if (!e) return;
+    const bool ok = step(e, 1, false, &err);
+    const uint32_t streams = open_streams();
+    char text[300];
+    snprintf(text, sizeof text, "%u streams, %.250s", streams, err.text);
+    report("streams of ranks on one device", ok && streams == 2 + late_tries, text);
+    close_engine(e, "its calls and its memory");
+  }
+  mm_err err = {0};
+  mm_engine *e = open_engine(two);
+  const bool refused =
+      e && !step(e, 1, false, &err) && strcmp(err.code, "E_DEVICE") == 0 && strstr(err.text, "do not run at the same time");
+  report("streams of ranks on one device that all have one queue", refused, err.text);
+  close_engine(e, "its calls and its memory");
+  report("streams are closed", open_streams() == 0, "some are left");
+  placed_on[1] = 1, fake.on_launch = NULL;
+}
+
+#endif
