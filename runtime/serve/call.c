@@ -23,7 +23,7 @@ bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) 
   vsnprintf(raw, sizeof raw, fmt, args);
   va_end(args);
   c->refused = status;
-  if (param) snprintf(c->param, sizeof c->param, "%s", param);
+  if (param) snprintf(c->param, sizeof c->param, "%.*s", (int)strcspn(param, "."), param); /* the request's own field, of one within it */
   mm_show(c->reason, sizeof c->reason, raw);
   return false;
 }
