@@ -50,6 +50,7 @@ typedef struct mm_request {
   uint32_t stop_count;
   const uint32_t *boundary; /* [boundary_count] rising lengths of the prompt at which a later request is likely to part (turn ends) */
   uint32_t boundary_count;
+  const void *together;    /* the same of the choices of one request, which wait for each other's prompt; NULL: it is alone */
   struct mm_sending *send; /* NULL; the scheduler's own: pages of the prompt go to another server */
   uint64_t salt;           /* requests share cached prefixes, and replies to look up, only under equal salts */
   uint32_t drafts;         /* proposals for one step at most, as many as the scheduler's config allows; 0: none */

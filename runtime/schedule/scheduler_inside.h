@@ -251,11 +251,12 @@ void mm_reuse_keep(mm_scheduler *s, const job *j);
 void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
-/* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
+/* Returns true if a running job is about to compute more of this job's prompt than the cache has, and this one will find it wherever it
+ * runs. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
-/* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that it waits; 0: none, or
- * they come by way of host memory. */
-uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group);
+/* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that they are worth a wait;
+ * 0: none, or they come by way of host memory. waits: it does wait, which the other is to know. */
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group, bool waits);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
 /* Frees pages of the group that the cache alone refers to; how many. Waits for their copies if they go to host memory. */

@@ -362,6 +362,7 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
                   .stop = p->end,
                   .stop_count = p->end_count,
                   .salt = p->salt,
+                  .together = c,
                   .drafts = p->drafts,
                   .priority = p->priority,
                   .deadline = p->deadline},
