@@ -79,29 +79,54 @@ static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *er
 
 uint64_t mm_scheduler_capacity(const mm_scheduler *s) { return (uint64_t)s->slots + s->c.queue_max; }
 
+/* The lock is held. Counts those that are refused. */
+static bool has_room(mm_scheduler *s, uint32_t count, mm_err *err) {
+  if (s->closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
+  if ((uint64_t)s->live + s->reserved + count <= mm_scheduler_capacity(s)) return true;
+  s->stats.refused += count;
+  if (count > 1)
+    return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has no room for %u more",
+                   s->live + s->reserved, count);
+  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more",
+                 s->live + s->reserved);
+}
+
+bool mm_scheduler_reserve(mm_scheduler *s, uint32_t count, mm_err *err) {
+  pthread_mutex_lock(&s->lock);
+  const bool room = has_room(s, count, err);
+  if (room) s->reserved += count;
+  pthread_mutex_unlock(&s->lock);
+  return room;
+}
+
+void mm_scheduler_release(mm_scheduler *s, uint32_t count) {
+  pthread_mutex_lock(&s->lock);
+  s->reserved -= count;
+  pthread_mutex_unlock(&s->lock);
+}
+
+/* The lock is held. */
+static void admit(mm_scheduler *s, job *j) {
+  j->ticket = ++s->tickets;
+  j->next = s->living;
+  if (j->next) j->next->previous = j;
+  s->living = j;
+  j->next_in = s->incoming;
+  s->incoming = j;
+  s->live++;
+  s->stats.requests++;
+  pthread_cond_signal(&s->changed);
+}
+
 bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err) {
   job *j = check_request(s, r, err) ? copy_request(r, err) : NULL;
-  if (!j) return false;
   pthread_mutex_lock(&s->lock);
-  const bool closing = s->closing, full = s->live >= mm_scheduler_capacity(s);
-  const uint32_t live = s->live;
-  if (!closing && !full) {
-    *ticket = j->ticket = ++s->tickets;
-    j->next = s->living;
-    if (j->next) j->next->previous = j;
-    s->living = j;
-    j->next_in = s->incoming;
-    s->incoming = j;
-    s->live++;
-    s->stats.requests++;
-    pthread_cond_signal(&s->changed);
-  }
-  s->stats.refused += full && !closing;
+  if (r->reserved) s->reserved--;
+  const bool taken = j && has_room(s, 1, err);
+  if (taken) admit(s, j), *ticket = j->ticket;
   pthread_mutex_unlock(&s->lock);
-  if (!closing && !full) return true;
-  free_job(j);
-  if (closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
-  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more", live);
+  if (j && !taken) free_job(j);
+  return taken;
 }
 
 void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket) {

@@ -175,7 +175,7 @@ struct mm_scheduler {
   job *living;   /* under the lock, like all up to stats */
   job *incoming; /* newest first, by next_in: those that the thread has not seen */
   uint64_t tickets;
-  uint32_t live;
+  uint32_t live, reserved; /* reserved: places of requests that are still to come */
   bool closing;
   mm_scheduler_stats stats;
   expert_loads load;

@@ -365,6 +365,7 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
                   .together = c,
                   .drafts = p->drafts,
                   .priority = p->priority,
+                  .reserved = true,
                   .deadline = p->deadline},
       .stop = p->stop,
       .stop_count = p->stop_count,
@@ -387,7 +388,7 @@ bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settin
   if (n > most)
     return mm_refuse(c, 400, c->params.n > 1 ? "n" : c->api->prompt,
                      "%u replies in all, this server takes %llu (--max-num-seqs, --max-queue)", n, (unsigned long long)most);
-  if (!(c->choice = mm_calloc(n, sizeof *c->choice, err))) return false;
+  if (!(c->choice = mm_calloc(n, sizeof *c->choice, err)) || !mm_scheduler_reserve(c->server->scheduler, n, err)) return false;
   for (uint32_t i = 0; i < n; i++) {
     mm_choice *ch = &c->choice[i];
     *ch = (mm_choice){.call = c, .index = i};
@@ -395,6 +396,7 @@ bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settin
     if (shape) shape(ch, &set);
     ch->most = set.request.max_tokens;
     if (!(ch->generation = mm_generation_start(c->server->scheduler, c->server->outbox, c->server->tokenizer, &set, err))) {
+      mm_scheduler_release(c->server->scheduler, n - i - 1);
       cancel_all(c);
       return false;
     }

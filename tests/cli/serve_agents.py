@@ -299,9 +299,21 @@ def metrics(packed):
         for body in ({"prompt": "x", "n": 3}, {"prompt": ["x"] * 3}):  # more than may ever run and wait: nobody is told to try again
             refused, headers, data = s.request("POST", "/v1/completions", {**body, "max_tokens": 1})
             assert refused == 400 and "Retry-After" not in headers and b"--max-queue" in data, data
+        # All replies of a request find room, or none is begun, and each of them is refused.
+        before = idle(s)["requests_total"]
+        long = s.connect()
+        long.request("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 400, "ignore_eos": True}))
+        while s.metrics()["requests_running"] < 1:
+            time.sleep(0.01)
+        refused, _, data = s.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2, "priority": 5})
+        assert refused == 429 and s.metrics()["requests_total"] == before + 1 and s.metrics()["requests_preempted_total"] == 0, data
+        assert s.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["choices"], "one finds room, behind the other"
+        assert long.getresponse().status == 200
+        long.close()
         v = idle(s)
+        choices += 2
         finished = sum(n for k, n in v.items() if k.startswith("finished_total"))
-        assert v["requests_total"] == finished and v["requests_refused_total"] == 1 and v['finished_total{reason="length"}'] == choices, v
+        assert v["requests_total"] == finished and v["requests_refused_total"] == 3 and v['finished_total{reason="length"}'] == choices, v
         assert v["first_token_seconds_count"] <= finished and v["first_token_seconds_count"] + v["between_tokens_seconds_count"] == v["reply_tokens_total"], v
         assert v["reply_tokens_total"] >= reply and v["prompt_tokens_total"] >= prompt and v["cached_tokens_total"] >= cached > 0
         assert 0 < v["step_seconds_total"] < time.monotonic() - begun and v["resident_bytes"] > 1 << 20

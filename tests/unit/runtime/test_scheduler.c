@@ -211,6 +211,38 @@ TEST(test_refused) {
   serving_close(&w, false);
 }
 
+/* Places are reserved all or none, are nobody else's, and one is taken by a submit that fails too. */
+TEST(test_reserved) {
+  serving w;
+  mm_err err = {0};
+  mm_scheduler_stats s;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 8, .queue_max = 2});
+  client c[3];
+  for (uint32_t i = 0; i < 3; i++) {
+    c[i] = (client){.r.max_tokens = 5};
+    fill(&c[i], i, 10);
+    client_ready(&w, &c[i]);
+  }
+  assert_false(mm_scheduler_reserve(w.scheduler, 4, &err));
+  assert_string_equal(err.code, "E_QUEUE");
+  assert_true(mm_scheduler_reserve(w.scheduler, 3, &err));
+  refused(&w, &c[0].r, MM_LIMIT, "E_QUEUE");
+  mm_request bad = c[0].r;
+  bad.prompt_count = 0, bad.reserved = true;
+  refused(&w, &bad, MM_USAGE, "E_BATCH");
+  client_submit(&w, &c[0]);
+  c[1].r.reserved = true;
+  client_submit(&w, &c[1]);
+  mm_scheduler_release(w.scheduler, 1);
+  client_submit(&w, &c[2]);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  mm_scheduler_stats_read(w.scheduler, &s);
+  assert_true(s.refused == 5 && s.requests == 3);
+  assert_true(mm_scheduler_reserve(w.scheduler, 3, &err));
+  mm_scheduler_release(w.scheduler, 3);
+  serving_close(&w, true);
+}
+
 /* A client that has its reply may send the next request: there is a place for it, although the queue was full. */
 static client *next_client;
 static void (*done_before)(void *, mm_finish, const mm_progress *, const mm_err *);
