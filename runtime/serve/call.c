@@ -428,11 +428,32 @@ static bool parse_body(mm_call *c, mm_err *err) {
   return true;
 }
 
+/* Fields by which a reply may be held to a form. The first makes a lexicon of the whole vocabulary, and a form may take long to compile. */
+static bool may_hold(const mm_value *body) {
+  static const char *const field[] = {
+      "tools",          "response_format",       "text",    "output_config",      "thinking",
+      "reasoning",      "thinking_token_budget", "regex",   "structured_outputs", "thinking_budget_tokens",
+      "guided_grammar", "guided_choice",         "grammar", "guided_regex",       "reasoning_budget_tokens",
+      "guided_json",    "json_schema",           "ebnf",
+  };
+  for (size_t i = 0; i < sizeof field / sizeof *field; i++)
+    if (mm_value_get(body, field[i])) return true;
+  return false;
+}
+
+/* Reads a small body in the loop's thread. True if the rest is to be done in another one. */
+static bool goes_aside(mm_call *c, size_t n) {
+  if (n > ASIDE || c->api->bodiless) return n > ASIDE;
+  c->parsed = true;
+  return parse_body(c, &c->err) && may_hold(c->body);
+}
+
 /* In any thread. */
 static void prepare(void *user) {
   mm_call *c = user;
   if (atomic_load(&c->left)) return; /* nobody reads the answer */
-  c->begun_well = (c->api->bodiless || (parse_body(c, &c->err) && name_known(c))) && c->api->begin(c, &c->err);
+  const bool read = c->api->bodiless || c->body || (!c->parsed && parse_body(c, &c->err));
+  c->begun_well = read && !c->refused && (c->api->bodiless || name_known(c)) && c->api->begin(c, &c->err);
   if (c->begun_well) c->blamed = NULL;
 }
 
@@ -507,7 +528,7 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
   size_t n = 0;
   if (!c->refused && admitted(c)) {
     mm_exchange_body(x, &n);
-    if (n > ASIDE) {
+    if (goes_aside(c, n)) {
       c->job = (mm_job){.fn = prepare, .done = {.fn = conclude, .user = c}};
       mm_workers_do(s->workers, &c->job, n > LENGTHY);
       return;

@@ -161,6 +161,23 @@ def beside_long_ones():
         assert time.monotonic() - begun < min(seconds), seconds
 
 
+def schemas_aside(s):
+    """Schemas take none of the loop's time, by which all others would wait: neither their forms nor, for the first, the lexicon."""
+    def seconds(task):
+        return int(open(f"/proc/{s.process.pid}/task/{task}/schedstat").read().split()[0]) / 1e9
+    one = lambda i, j: {"type": "object", "properties": {f"k{i}": {"const": j}}, "required": [f"k{i}"]}
+    schema = {"allOf": [{"oneOf": [one(i, j) for j in range(3)]} for i in range(3)]}  # is refused after long search, each time
+    tasks = os.listdir(f"/proc/{s.process.pid}/task")
+    before = {t: seconds(t) for t in tasks}
+    for name, fields in (("guided_json", {"guided_json": schema}), ("json_schema", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})):
+        for _ in range(4):
+            status, _, data = s.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields})
+            assert status == 400 and name.encode() in data, data
+    spent = {t: seconds(t) - before[t] for t in tasks}
+    loop = spent.pop(str(s.process.pid))
+    assert loop < 0.25 * max(spent.values()), (loop, spent)
+
+
 def few_descriptors():
     """Connections are bounded by the descriptors that there are, which the log says once; more wait, and the log stays short."""
     with Server(PACKED, prefix=("prlimit", "--nofile=40:40")) as s:
@@ -377,6 +394,7 @@ with Server(PACKED, "--max-body", "1M") as server:
     old_clients(server)
     half_closed(server)
     too_long(server)
+    schemas_aside(server)
 beside_long_ones()
 few_descriptors()
 no_descriptors()
