@@ -205,9 +205,15 @@ static bool could_fit(mm_scheduler *s, const job *j, uint32_t group) {
   return could;
 }
 
+#define HELD_S 1 /* that what others gave way with is held for a job whose pages are on their way */
+
+/* The job waits no longer for pages, and computes what has not come. */
+static bool waited_enough(const job *j) { return j->back.pushed && j->back.turn == j->turn + 1 && mm_now() >= j->back.held; }
+
 /* Others gave way for the job: pages of its prefix that had no room next to theirs come now. Returns true if it waits for them. */
 static bool waits_again(mm_scheduler *s, job *j, uint32_t group) {
-  if (!s->offload.on || !mm_offload_fetch(s, j, group)) return false;
+  if (!s->offload.on || waited_enough(j) || !mm_offload_fetch(s, j, group)) return false;
+  if (!j->back.pushed) j->back.held = mm_now() + HELD_S;
   return j->back.pushed = j->duplicate = true;
 }
 
@@ -257,7 +263,7 @@ static uint32_t next_group(mm_scheduler *s, const job *j, uint32_t than) {
 /* Returns true if the job waits for pages of its prefix that are on their way into the group, which would let it in. */
 static bool waits_for_pages(mm_scheduler *s, job *j, uint32_t group, bool push) {
   const job *victim = mm_schedule_victim(s, group);
-  if (!s->offload.on || !could_fit(s, j, group)) return false;
+  if (!s->offload.on || waited_enough(j) || !could_fit(s, j, group)) return false;
   if (s->groups.count > 1 && free_slot(s, group) >= s->slots && !(push && victim && victim->r.priority < j->r.priority)) return false;
   return j->duplicate = mm_offload_fetch(s, j, group);
 }

@@ -31,7 +31,8 @@ typedef struct job_return {
   uint32_t turn;   /* 1 + the turn that it is for */
   uint32_t starts; /* how often in that turn */
   bool any;        /* some page was fetched in it */
-  bool pushed;     /* others gave way for it in that turn */
+  bool pushed;     /* others gave way for it in that turn, and until then it may wait for pages: nobody else takes what they left */
+  double held;
   uint32_t spills; /* 1 + the starts before which others went to disk for it, */
   double until;    /* which is waited for until then */
 } job_return;
@@ -276,7 +277,7 @@ bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group);
 void mm_offload_poll(mm_scheduler *s, bool wait);
 /* Returns true if pages are on their way to or from the disk. */
 bool mm_offload_copying(const mm_scheduler *s);
-/* Waits until all have that are not on their way to disk. */
+/* Waits until all have that are not on their way to disk; for those from there, MM_DISK_WAIT_S at most. */
 void mm_offload_wait(mm_scheduler *s);
 /* After a step was queued: moves pages out before the next steps need theirs. */
 void mm_offload_ahead(mm_scheduler *s);
