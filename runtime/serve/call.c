@@ -115,7 +115,7 @@ static void call_free(mm_call *c) {
     free(c->choice[i].logprobs.p);
   }
   if (c->close_state) c->close_state(c->state);
-  MM_FREE(c->choice, c->prompt, c->prompt_count, c->out.p);
+  MM_FREE(c->choice, c->prompt, c->prompt_count, c->out.p, c->echo.p);
   mm_forms_release(&c->forms);
   mm_arena_close(&c->arena);
   c->server->calls--;
@@ -444,7 +444,6 @@ static bool may_hold(const mm_value *body) {
 /* Reads a small body in the loop's thread. True if the rest is to be done in another one. */
 static bool goes_aside(mm_call *c, size_t n) {
   if (n > ASIDE || c->api->bodiless) return n > ASIDE;
-  c->parsed = true;
   return parse_body(c, &c->err) && may_hold(c->body);
 }
 
@@ -452,7 +451,7 @@ static bool goes_aside(mm_call *c, size_t n) {
 static void prepare(void *user) {
   mm_call *c = user;
   if (atomic_load(&c->left)) return; /* nobody reads the answer */
-  const bool read = c->api->bodiless || c->body || (!c->parsed && parse_body(c, &c->err));
+  const bool read = c->api->bodiless || c->body || parse_body(c, &c->err);
   c->begun_well = read && !c->refused && (c->api->bodiless || name_known(c)) && c->api->begin(c, &c->err);
   if (c->begun_well) c->blamed = NULL;
 }

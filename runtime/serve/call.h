@@ -56,7 +56,6 @@ struct mm_call {
   mm_arena arena;      /* lives as long as the call */
   mm_held_forms forms; /* likewise */
   const mm_value *body;
-  bool parsed; /* the body was, in the loop's thread */
   char id[25];                          /* random, hexadecimal */
   char method[24], path[200], peer[64]; /* for the log, cut where they are longer */
   char trace[56];   /* for the log: the request's traceparent (W3C Trace Context, section 3.2), "" without a valid one */
@@ -76,6 +75,7 @@ struct mm_call {
   bool streaming; /* the reply has begun */
   int status;     /* of the reply */
   mm_text out;    /* scratch of the API for what it sends */
+  mm_text echo;   /* fields of the request that the API's replies repeat */
   void *state;    /* the API's */
   void (*close_state)(void *state);
   /* The first refusal; 0: none. */

@@ -178,6 +178,17 @@ def schemas_aside(s):
     assert loop < 0.25 * max(spent.values()), (loop, spent)
 
 
+def long_echo():
+    """Fields that each response repeats may be long: a client that reads has its stream."""
+    with Server(PACKED, "--chat-format", "minimax-m2") as s:
+        said = "\u0001" * 1_500_000 + "x" * 1_000_000
+        body = {"input": "x", "metadata": {"a": said}, "max_output_tokens": 1, "stream": True}
+        status, _, data = s.request("POST", "/v1/responses", body)
+        events = [json.loads(x.split("data: ", 1)[1]) for x in data.decode().split("\n\n")[:-1]]
+        echoed = [e["response"]["metadata"]["a"] == said for e in events if "response" in e]
+        assert status == 200 and events[-1]["type"] == "response.incomplete" and echoed == [True] * 3, (status, events[-1]["type"], echoed)
+
+
 def few_descriptors():
     """Connections are bounded by the descriptors that there are, which the log says once; more wait, and the log stays short."""
     with Server(PACKED, prefix=("prlimit", "--nofile=40:40")) as s:
@@ -396,6 +407,7 @@ with Server(PACKED, "--max-body", "1M") as server:
     too_long(server)
     schemas_aside(server)
 beside_long_ones()
+long_echo()
 few_descriptors()
 no_descriptors()
 idle()
