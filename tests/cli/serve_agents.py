@@ -139,6 +139,14 @@ def agent(s):
     assert seen[0]["input_tokens"] > 2000 and seen[1]["input_tokens"] <= 2 and seen[1]["cache_read_input_tokens"] > 2000, seen
 
 
+def declined(s):
+    """A refusal of an earlier model is the assistant's text, in chat and responses alike."""
+    of = lambda kind: [{"role": "user", "content": "Ur?"}, {"role": "assistant", "content": [{"type": kind, kind.split("_")[-1]: "No."}]}, {"role": "user", "content": "Why?"}]
+    counts = [s.post("/v1/chat/completions/input_tokens", {"messages": of(kind)}) for kind in ("text", "refusal")]
+    counts += [s.post("/v1/responses/input_tokens", {"input": of(kind)}) for kind in ("output_text", "refusal")]
+    assert all(x == counts[0] for x in counts), counts
+
+
 def formed(s):
     """Anthropic's own field for a schema."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
@@ -368,6 +376,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     systems(server)
     results(server)
     types(server)
+    declined(server)
     formed(server)
     placeless(server)
     pretty(server)
