@@ -147,15 +147,52 @@ mm_progress mm_scheduler_progress(const job *j) {
   return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted, j->turn, j->began};
 }
 
+/* Brings the thread's counters up to date. */
+static void count(mm_scheduler *s) {
+  mm_scheduler_stats *own = &s->own;
+  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
+  own->pages_cached = 0;
+  for (uint32_t g = 0; g < s->groups.count; g++) {
+    s->groups.tokens[g] = mm_schedule_tokens(s, g);
+    own->pages_cached += s->groups.cache ? mm_prefix_cache_pages(s->groups.cache, g) : 0;
+  }
+  own->cache_bytes = s->groups.cache ? mm_prefix_cache_state_bytes(s->groups.cache) : 0;
+  if (s->offload.on && s->groups.cache) {
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache);
+    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
+    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
+    own->disk_failed = n.failed;
+  }
+  mm_receive_stats(s, &own->transfer);
+}
+
+/* The lock is held. Copies them to those that other threads read; `running` goes with the loads of experts, after the step. */
+static void show(mm_scheduler *s, uint32_t running) {
+  s->own.running = running;
+  s->own.requests = s->stats.requests;
+  s->own.refused = s->stats.refused;
+  s->stats = s->own;
+  memcpy(s->groups.shown, s->groups.tokens, s->groups.count * sizeof *s->groups.tokens);
+}
+
+static void publish(mm_scheduler *s) {
+  count(s);
+  pthread_mutex_lock(&s->lock);
+  show(s, s->running);
+  pthread_mutex_unlock(&s->lock);
+}
+
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err) {
   mm_receive_leave(j);
   mm_schedule_leave(s, j, reason != MM_FINISH_ERROR);
   mm_drafts_keep(s, j);
   const mm_progress progress = mm_scheduler_progress(j);
-  pthread_mutex_lock(&s->lock); /* its place is free before the client knows */
+  count(s);
+  pthread_mutex_lock(&s->lock); /* before the client knows, its place is free */
   *(j->previous ? &j->previous->next : &s->living) = j->next;
   if (j->next) j->next->previous = j->previous;
   s->live--;
+  show(s, s->stats.running); /* and its tokens are counted */
   pthread_mutex_unlock(&s->lock);
   j->r.done(j->r.user, reason, &progress, reason == MM_FINISH_ERROR ? err : NULL);
   j->ended = true;
@@ -176,32 +213,6 @@ static void take(mm_scheduler *s, job *incoming) {
     next = j->next_in;
     mm_schedule_join(s, j);
   }
-}
-
-/* Copies the thread's counters to those that other threads read. */
-static void publish(mm_scheduler *s) {
-  mm_scheduler_stats *own = &s->own;
-  own->running = s->running;
-  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
-  own->pages_cached = 0;
-  for (uint32_t g = 0; g < s->groups.count; g++) {
-    s->groups.tokens[g] = mm_schedule_tokens(s, g);
-    own->pages_cached += s->groups.cache ? mm_prefix_cache_pages(s->groups.cache, g) : 0;
-  }
-  own->cache_bytes = s->groups.cache ? mm_prefix_cache_state_bytes(s->groups.cache) : 0;
-  if (s->offload.on && s->groups.cache) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache);
-    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
-    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
-    own->disk_failed = n.failed;
-  }
-  mm_receive_stats(s, &own->transfer);
-  pthread_mutex_lock(&s->lock);
-  own->requests = s->stats.requests;
-  own->refused = s->stats.refused;
-  s->stats = *own;
-  memcpy(s->groups.shown, s->groups.tokens, s->groups.count * sizeof *s->groups.tokens);
-  pthread_mutex_unlock(&s->lock);
 }
 
 #define WARM_AFTER 0.5 /* seconds without a request after which one size is warmed */

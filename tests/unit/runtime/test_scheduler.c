@@ -267,6 +267,25 @@ TEST(test_place_of_an_ended_one) {
   serving_close(&w, true);
 }
 
+/* Who has a reply finds its tokens counted. */
+static mm_scheduler_stats stats_at_end;
+static void read_stats(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
+  mm_scheduler_stats_read(((client *)user)->serving->scheduler, &stats_at_end);
+  done_before(user, reason, p, err);
+}
+TEST(test_counted_when_it_ends) {
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 8, .queue_max = 1});
+  client c = {.r.max_tokens = 1};
+  fill(&c, 0, 5);
+  client_ready(&w, &c);
+  done_before = c.r.done, c.r.done = read_stats;
+  client_submit(&w, &c);
+  client_check(&c);
+  assert_true(stats_at_end.reply_tokens == 1 && stats_at_end.prompt_tokens == 5 && stats_at_end.requests == 1);
+  serving_close(&w, true);
+}
+
 /* ---- whose turn it is ---- */
 
 static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
