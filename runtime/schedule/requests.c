@@ -313,7 +313,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  MM_FREE(s->waiting, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
+  MM_FREE(s->waiting, s->turn, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);

@@ -7,7 +7,7 @@
 
 void mm_schedule_join(mm_scheduler *s, job *j) {
   mm_err err = {0};
-  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err))
+  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err) && MM_GROW(s->turn, &s->turn_cap, s->waiting_count + 1, &err))
     s->waiting[s->waiting_count++] = j;
   else
     mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
@@ -86,21 +86,42 @@ static uint32_t running_of(const mm_scheduler *s, uint64_t salt) {
   return n;
 }
 
-/* Whose turn it is of those that wait; where no slot is free, of those that may push out `victim`. */
-static job *next_of(const mm_scheduler *s, const job *victim) {
-  job *best = NULL;
-  uint32_t best_runs = 0;
+/* x is to have a slot before y. */
+static bool is_before(const waiting_job *x, const waiting_job *y) {
+  if (x->job->r.priority != y->job->r.priority) return x->job->r.priority > y->job->r.priority;
+  return x->runs != y->runs ? x->runs < y->runs : x->job->ticket < y->job->ticket;
+}
+
+/* turn[0 … n) is a heap but for its element i. */
+static void sift(waiting_job *turn, size_t n, size_t i) {
+  for (size_t child; (child = 2 * i + 1) < n; i = child) {
+    if (child + 1 < n && is_before(&turn[child + 1], &turn[child])) child++;
+    if (!is_before(&turn[child], &turn[i])) return;
+    const waiting_job moved = turn[i];
+    turn[i] = turn[child], turn[child] = moved;
+  }
+}
+
+/* Those that wait, in s->turn as a heap by whose turn it is; where no slot is free, those that may push out `victim`. How many. */
+static size_t order(mm_scheduler *s, const job *victim) {
+  size_t n = 0;
   for (size_t i = 0; i < s->waiting_count; i++) {
     job *j = s->waiting[i];
     if (j->duplicate || (victim && j->r.priority <= victim->r.priority)) continue;
-    if (best && j->r.priority < best->r.priority) continue;
-    const uint32_t runs = running_of(s, j->r.salt);
-    const bool equal = best && j->r.priority == best->r.priority;
-    if (equal && (runs > best_runs || (runs == best_runs && j->ticket > best->ticket))) continue;
-    best = j;
-    best_runs = runs;
+    const bool again = n && s->turn[n - 1].job->r.salt == j->r.salt;
+    s->turn[n] = (waiting_job){j, again ? s->turn[n - 1].runs : running_of(s, j->r.salt)};
+    n++;
   }
-  return best;
+  for (size_t i = n / 2; i-- > 0;) sift(s->turn, n, i);
+  return n;
+}
+
+/* The first of them, which leaves the heap. */
+static job *first_of(mm_scheduler *s, size_t *n) {
+  job *j = s->turn[0].job;
+  s->turn[0] = s->turn[--*n];
+  sift(s->turn, *n, 0);
+  return j;
 }
 
 /* Pages for all tokens of the job and the next one. */
@@ -298,9 +319,15 @@ void mm_schedule(mm_scheduler *s) {
   mm_offload_poll(s, false);
   mm_send_poll(s);
   mm_receive_poll(s);
-  for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL));) {
-    j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j);
-    if (!j->duplicate && !let_in(s, j) && (!j->duplicate || j->back.pushed)) break; /* nobody else takes what it pushed others out of */
+  for (bool more = true; more;) {
+    size_t n = order(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL);
+    for (more = false; n && !more;) {
+      job *j = first_of(s, &n);
+      j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j);
+      if (j->duplicate) continue;
+      more = let_in(s, j);
+      if (!more && (!j->duplicate || j->back.pushed)) break; /* nobody else takes what it pushed others out of */
+    }
   }
   for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;
 }

@@ -79,6 +79,11 @@ typedef struct job {
   bool ended;         /* freed when no step names it */
 } job;
 
+typedef struct waiting_job {
+  job *job;
+  uint32_t runs; /* how many of its tenant run */
+} waiting_job;
+
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
 typedef struct output_group {
   job *job;
@@ -185,6 +190,8 @@ struct mm_scheduler {
   double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */
   size_t waiting_count, waiting_cap;
+  waiting_job *turn; /* those whose turn it may be, while slots are given */
+  size_t turn_cap;
   job **slot; /* [slots] who has it */
   uint32_t running;
   uint32_t first;            /* slot whose turn it is, should a step have too few rows for all */

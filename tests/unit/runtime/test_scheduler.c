@@ -286,6 +286,39 @@ TEST(test_counted_when_it_ends) {
   serving_close(&w, true);
 }
 
+/* ---- many that wait ---- */
+
+enum { CROWD = 3000 };
+static bool take_any(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
+  (void)user, (void)id, (void)logprob, (void)p;
+  return true;
+}
+static void end_any(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) { (void)user, (void)reason, (void)p, (void)err; }
+
+/* A crowd that waits for a beginning which another one reads costs the steps little: not the square of its number each. */
+TEST(test_crowd) {
+  serving w;
+  mm_err err = {0};
+  mm_scheduler_stats s;
+  uint64_t ticket;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 64, .slots = 64},
+               (mm_scheduler_config){.step_tokens = 8, .queue_max = CROWD, .prefix_cache = true});
+  client c = {.r.max_tokens = 1};
+  fill(&c, 0, 390);
+  c.r.prompt = c.prompt, c.r.sampling.top_p = 1, c.r.token = take_any, c.r.done = end_any;
+  atomic_store(&serving_closed, true);
+  for (uint32_t i = 0; i < CROWD; i++)
+    if (!mm_scheduler_submit(w.scheduler, &c.r, &ticket, &err)) fail_msg("%s", err.text);
+  atomic_store(&serving_closed, false);
+  do {
+    serving_pause();
+    mm_scheduler_stats_read(w.scheduler, &s);
+  } while (s.steps < 30);
+  print_message("%.3f s of the thread, %llu steps\n", s.own_seconds, (unsigned long long)s.steps);
+  assert_true(s.running == 1 && s.own_seconds < 0.02 * (double)s.steps);
+  serving_close(&w, false);
+}
+
 /* ---- whose turn it is ---- */
 
 static client request(uint32_t text, uint32_t count, uint32_t max_tokens) {
