@@ -80,7 +80,7 @@ static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *er
 uint64_t mm_scheduler_capacity(const mm_scheduler *s) { return (uint64_t)s->slots + s->c.queue_max; }
 
 /* The lock is held. Counts those that are refused. */
-static bool has_room(mm_scheduler *s, uint32_t count, mm_err *err) {
+static bool may_enter(mm_scheduler *s, uint32_t count, mm_err *err) {
   if (s->closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
   if ((uint64_t)s->live + s->reserved + count <= mm_scheduler_capacity(s)) return true;
   s->stats.refused += count;
@@ -93,10 +93,10 @@ static bool has_room(mm_scheduler *s, uint32_t count, mm_err *err) {
 
 bool mm_scheduler_reserve(mm_scheduler *s, uint32_t count, mm_err *err) {
   pthread_mutex_lock(&s->lock);
-  const bool room = has_room(s, count, err);
-  if (room) s->reserved += count;
+  const bool entered = may_enter(s, count, err);
+  if (entered) s->reserved += count;
   pthread_mutex_unlock(&s->lock);
-  return room;
+  return entered;
 }
 
 void mm_scheduler_release(mm_scheduler *s, uint32_t count) {
@@ -122,7 +122,7 @@ bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket,
   job *j = check_request(s, r, err) ? copy_request(r, err) : NULL;
   pthread_mutex_lock(&s->lock);
   if (r->reserved) s->reserved--;
-  const bool taken = j && has_room(s, 1, err);
+  const bool taken = j && may_enter(s, 1, err);
   if (taken) admit(s, j), *ticket = j->ticket;
   pthread_mutex_unlock(&s->lock);
   if (j && !taken) free_job(j);
@@ -313,7 +313,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  MM_FREE(s->waiting, s->turn, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
+  MM_FREE(s->waiting, s->turns.job, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);

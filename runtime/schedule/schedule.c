@@ -7,7 +7,7 @@
 
 void mm_schedule_join(mm_scheduler *s, job *j) {
   mm_err err = {0};
-  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err) && MM_GROW(s->turn, &s->turn_cap, s->waiting_count + 1, &err))
+  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err) && MM_GROW(s->turns.job, &s->turns.cap, s->waiting_count + 1, &err))
     s->waiting[s->waiting_count++] = j;
   else
     mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
@@ -39,7 +39,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep) {
   if (j->slot >= 0) {
     mm_send_leave(s, j, keep);
     if (keep) mm_reuse_keep(s, j);
-    s->left++;
+    s->shortage.left++;
     mm_engine_drop(s->engine, (uint32_t)j->slot);
     s->slot[j->slot] = NULL;
     s->running--;
@@ -102,25 +102,25 @@ static void sift(waiting_job *turn, size_t n, size_t i) {
   }
 }
 
-/* Those that wait, in s->turn as a heap by whose turn it is; where no slot is free, those that may push out `victim`. How many. */
+/* Those that wait, in s->turns as a heap by whose turn it is; where no slot is free, those that may push out `victim`. How many. */
 static size_t order(mm_scheduler *s, const job *victim) {
   size_t n = 0;
   for (size_t i = 0; i < s->waiting_count; i++) {
     job *j = s->waiting[i];
     if (j->duplicate || (victim && j->r.priority <= victim->r.priority)) continue;
-    const bool again = n && s->turn[n - 1].job->r.salt == j->r.salt;
-    s->turn[n] = (waiting_job){j, again ? s->turn[n - 1].runs : running_of(s, j->r.salt)};
+    const bool again = n && s->turns.job[n - 1].job->r.salt == j->r.salt;
+    s->turns.job[n] = (waiting_job){j, again ? s->turns.job[n - 1].runs : running_of(s, j->r.salt)};
     n++;
   }
-  for (size_t i = n / 2; i-- > 0;) sift(s->turn, n, i);
+  for (size_t i = n / 2; i-- > 0;) sift(s->turns.job, n, i);
   return n;
 }
 
 /* The first of them, which leaves the heap. */
 static job *first_of(mm_scheduler *s, size_t *n) {
-  job *j = s->turn[0].job;
-  s->turn[0] = s->turn[--*n];
-  sift(s->turn, *n, 0);
+  job *j = s->turns.job[0].job;
+  s->turns.job[0] = s->turns.job[--*n];
+  sift(s->turns.job, *n, 0);
   return j;
 }
 
@@ -298,7 +298,7 @@ static bool waits_for_reader(mm_scheduler *s, job *j, uint32_t group) {
  * with j->duplicate where it waits for pages of its prefix. */
 static bool let_in(mm_scheduler *s, job *j) {
   if (s->groups.count == 1 && waits_for_pages(s, j, 0, true)) return false;
-  if (s->refused == j->ticket && s->at_left == s->left) return false;
+  if (s->shortage.ticket == j->ticket && s->shortage.at_left == s->shortage.left) return false;
   if (s->groups.count == 1 && let_into(s, j, 0, true)) return true;
   if (j->duplicate) return false;
   for (int push = 0; s->groups.count > 1 && push < 2; push++)
@@ -307,8 +307,8 @@ static bool let_in(mm_scheduler *s, job *j) {
       if (let_into(s, j, g, push)) return true;
       if (j->duplicate) return false;
     }
-  s->refused = j->ticket;
-  s->at_left = s->left;
+  s->shortage.ticket = j->ticket;
+  s->shortage.at_left = s->shortage.left;
   return false;
 }
 

@@ -84,6 +84,17 @@ typedef struct waiting_job {
   uint32_t runs; /* how many of its tenant run */
 } waiting_job;
 
+typedef struct waiting_turns {
+  waiting_job *job;
+  size_t cap;
+} waiting_turns;
+
+/* A request that found no pages: nothing is to be had before the next slot is free. */
+typedef struct page_shortage {
+  uint64_t left;            /* how often a slot became free */
+  uint64_t ticket, at_left; /* the ticket that found none last, and when */
+} page_shortage;
+
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
 typedef struct output_group {
   job *job;
@@ -190,13 +201,11 @@ struct mm_scheduler {
   double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */
   size_t waiting_count, waiting_cap;
-  waiting_job *turn; /* those whose turn it may be, while slots are given */
-  size_t turn_cap;
-  job **slot; /* [slots] who has it */
+  waiting_turns turns; /* those whose turn it may be, while slots are given */
+  job **slot;          /* [slots] who has it */
   uint32_t running;
-  uint32_t first;            /* slot whose turn it is, should a step have too few rows for all */
-  uint64_t left;             /* how often a slot became free */
-  uint64_t refused, at_left; /* the ticket that found no pages last, and when: nothing is to be had before the next slot is free */
+  uint32_t first; /* slot whose turn it is, should a step have too few rows for all */
+  page_shortage shortage;
 
   step step[MM_QUEUE]; /* step i at i % MM_QUEUE */
   uint64_t queued, collected;

@@ -172,6 +172,20 @@ def thoughts(s):
         assert a["usage"]["prompt_tokens"] == b["usage"]["prompt_tokens"], blank
 
 
+def many_thoughts(s):
+    """Blocks of thinking of one message are joined, in memory that grows as their text does."""
+    def used(thoughts):
+        blocks = [{"type": "thinking", "thinking": x, "signature": ""} for x in thoughts]
+        s.post(MESSAGES + "/count_tokens", {"messages": [user("x"), {"role": "assistant", "content": [*blocks, {"type": "text", "text": "y"}]}, user("z")]})
+        return int(re.search(r"VmHWM:\s+(\d+) kB", open(f"/proc/{s.process.pid}/status").read())[1])
+    before = used(["y"])
+    assert used(["y" * 60] * 4000) - before < 100_000, before
+    of = lambda thoughts: [user("x"), {"role": "assistant", "content": [{"type": "thinking", "thinking": x} for x in thoughts] + [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+                           {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]}]
+    counts = [s.post(MESSAGES + "/count_tokens", {"messages": of(x)})["input_tokens"] for x in (["Alpha ", "", "beta ", "gamma."], ["Alpha beta gamma."], ["gamma."])]
+    assert counts[0] == counts[1] > counts[2], counts
+
+
 def reasons(s):
     """stop_reason of a chat, whole and streamed."""
     id = s.post("/tokenize", {"prompt": "x"})["tokens"][0]
@@ -381,6 +395,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     placeless(server)
     pretty(server)
     thoughts(server)
+    many_thoughts(server)
     reasons(server)
     refusals(server)
     failing_streams(server)
