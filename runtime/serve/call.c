@@ -483,11 +483,18 @@ static bool json_type(mm_call *c) {
          mm_refuse(c, 400, NULL, "Content-Type: found %.80s, expected %s", type, json);
 }
 
+/* A body is read as it comes. */
+static bool plain_body(mm_call *c) {
+  const char *coding = mm_exchange_header(c->x, "Content-Encoding");
+  return !coding || !*coding || strcasecmp(coding, "identity") == 0 ||
+         mm_refuse(c, 415, NULL, "Content-Encoding: found %.40s, expected none", coding);
+}
+
 static bool admitted(mm_call *c) {
   const mm_server *s = c->server;
   if (!c->api->keyless && !mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
   if (c->api->bodiless) return true;
-  if (s->compat == MM_COMPAT_VLLM && !json_type(c)) return false;
+  if (!plain_body(c) || (s->compat == MM_COMPAT_VLLM && !json_type(c))) return false;
   if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
   c->params.sampling = s->defaults;

@@ -251,6 +251,10 @@ def refusals(s):
         status, headers, _ = s.request(method, path, "{}" if method == "POST" else None)
         assert (status, headers["Allow"]) == (405, allow), (method, path, status, headers["Allow"])
     assert s.request("POST", CHAT, "{}", {"Expect": "200-ok"})[0] == 417
+    # A body that is coded is not read, and its refusal says so.
+    for path, coding, want in ((CHAT, "gzip", 415), (MESSAGES, "br, gzip", 415), (CHAT, "identity", 200)):
+        status, _, data = s.request("POST", path, json.dumps({**ONE, "messages": [user("x")]}), {"Content-Encoding": coding})
+        assert status == want and (want == 200 or f"Content-Encoding: found {coding}, expected none" in json.loads(data)["error"]["message"]), (status, data)
 
 
 def failing_streams(s):
