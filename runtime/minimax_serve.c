@@ -342,6 +342,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
                         .started = mm_now(),
                         .created = (int64_t)time(NULL),
                         .stage = "start",
+                        .making = PTHREAD_MUTEX_INITIALIZER,
                         .shared = PTHREAD_MUTEX_INITIALIZER}};
   bool ok = name || mm_fail_memory(err, strlen(a->dir));
   ok = ok && (mm_dummy_wanted(&a->load.dummy) || mm_unpacked_refuse(a->dir, err)) &&

@@ -8,7 +8,7 @@ VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/te
   runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation \
   runtime/test_tokenizer_image loader/test_landing formats/test_frame runtime/test_constraint runtime/test_ops runtime/test_chat_m3 quant/test_feedback quant/test_coupling runtime/test_gradient \
   runtime/test_dflash convert/test_encoding runtime/test_engine_memory convert/test_resume formats/test_pool formats/test_pack_ranks loader/test_random_weights \
-  runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload runtime/test_transfer
+  runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload runtime/test_transfer runtime/test_slow_disk
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 export VENV ?= $(CURDIR)/build/venv
 export SAN

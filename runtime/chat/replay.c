@@ -1,6 +1,7 @@
 /* Messages by digest, in buckets and in a list by their last use. */
 #include "runtime/chat/replay.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,10 +55,33 @@ static int by_key(const void *a, const void *b) {
   return memcmp(x->key, y->key, x->key_n);
 }
 
-/* A value as clients have it that parsed it: a number's digits and the order of keys are not of it. Recursion is bounded by the depth that
+/* A number as clients have it that parsed it: 1.0 is 1, and 0.10 what 0.1 is. Above 2^53, where doubles leave out integers that some
+ * clients keep, it is its exact value: its digits between zeros, and a power of ten. */
+static void put_number(mm_text *out, const mm_value *v) {
+  const double x = mm_value_real(v);
+  if (fabs(x) < 0x1p53) {
+    mm_text_printf(out, "%.17g,", x + 0.0); /* -0 is 0 */
+    return;
+  }
+  size_t end = 0, last = 0, first = v->n, point = v->n;
+  for (; end < v->n && v->text[end] != 'e' && v->text[end] != 'E'; end++) {
+    if (v->text[end] == '.') point = end;
+    if (v->text[end] < '1' || v->text[end] > '9') continue;
+    if (first == v->n) first = end;
+    last = end;
+  }
+  const long power = end + 1 < v->n ? strtol(v->text + end + 1, NULL, 10) : 0;
+  if (point > end) point = end;
+  if (v->text[0] == '-') mm_text_put(out, "-");
+  for (size_t i = first; i < end && i <= last; i++)
+    if (v->text[i] != '.') mm_text_add(out, v->text + i, 1);
+  mm_text_printf(out, "e%ld,", power + (long)point - (long)last - (last < point));
+}
+
+/* A value as clients have it that parsed it: the order of keys is not of it. Recursion is bounded by the depth that
  * mm_body_parse reads. */
 static bool put_value(mm_text *out, mm_arena *a, const mm_value *v) {
-  if (v->type == MM_VALUE_NUMBER) return mm_text_printf(out, "%.17g,", mm_value_real(v) + 0.0), true; /* -0 is 0 */
+  if (v->type == MM_VALUE_NUMBER) return put_number(out, v), true;
   if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY) return mm_tojson(out, v), true;
   const bool object = v->type == MM_VALUE_OBJECT;
   const mm_value **member = mm_arena_alloc(a, (v->count + 1) * sizeof *member, MM_IGNORED);

@@ -212,7 +212,8 @@ static bool open_states(mm_constraint *c, mm_err *err) {
   c->path.state = mm_calloc(path, sizeof *c->path.state, err);
   c->path.at = mm_calloc(path, sizeof *c->path.at, err);
   c->more = malloc(states * MM_GRAMMAR_MORE * sizeof *c->more);
-  if (!c->path.state || !c->path.at) return false;
+  c->path.one = mm_calloc(c->lexicon->words_of_mask, sizeof *c->path.one, err);
+  if (!c->path.state || !c->path.at || !c->path.one) return false;
   if (!c->more) return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "no memory for %zu states of a constraint", states);
   mm_grammar_stack *more = c->more;
   c->state.more = more;
@@ -239,5 +240,5 @@ mm_constraint *mm_constraint_open(const mm_lexicon *l, const mm_section *section
 void mm_constraint_close(mm_constraint *c) {
   if (!c) return;
   for (int i = 0; i < KEPT; i++) free(c->kept[i].mask);
-  MM_FREE(c->path.state, c->path.at, c->more, c->mask, c);
+  MM_FREE(c->path.state, c->path.at, c->path.one, c->more, c->mask, c);
 }

@@ -11,6 +11,7 @@
 typedef struct mm_trie_node {
   uint32_t next;  /* the node behind its subtree; the first of its subtree follows it */
   uint32_t text;  /* that ends here, MM_TRIE_NONE: none */
+  uint32_t first; /* text of its subtree; of the node behind the last: the number of texts */
   uint16_t depth; /* bytes before this one */
   uint8_t byte;
 } mm_trie_node;
@@ -55,6 +56,7 @@ struct mm_lexicon {
 void mm_text_words_mask(const mm_lexicon *l, const mm_text_words *w, uint32_t longest, uint32_t *mask);
 
 static inline void mm_mask_set(uint32_t *mask, int32_t id) { mask[id / 32] |= UINT32_C(1) << (id % 32); }
+static inline bool mm_mask_has(const uint32_t *mask, int32_t id) { return mask[id / 32] >> (id % 32) & 1; }
 static inline void mm_mask_clear(uint32_t *mask, int32_t id) { mask[id / 32] &= ~(UINT32_C(1) << (id % 32)); }
 
 #endif

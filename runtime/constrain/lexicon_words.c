@@ -42,7 +42,8 @@ static void add_nodes(mm_trie *t, const item *x, uint32_t from, uint32_t *open, 
   while (*depth > from) t->node[open[--*depth]].next = t->nodes;
   for (; *depth < x->n; ++*depth) {
     open[*depth] = t->nodes;
-    t->node[t->nodes++] = (mm_trie_node){.text = MM_TRIE_NONE, .depth = (uint16_t)*depth, .byte = (uint8_t)x->bytes[*depth]};
+    t->node[t->nodes++] =
+        (mm_trie_node){.text = MM_TRIE_NONE, .first = t->texts, .depth = (uint16_t)*depth, .byte = (uint8_t)x->bytes[*depth]};
   }
 }
 
@@ -72,7 +73,7 @@ static bool build(mm_trie *t, items *list, mm_err *err) {
     t->first[t->texts++] = (uint32_t)i;
   }
   while (depth) t->node[open[--depth]].next = t->nodes;
-  if (ok) t->first[t->texts] = (uint32_t)list->count;
+  if (ok) t->first[t->texts] = (uint32_t)list->count, t->node[t->nodes].first = t->texts;
   free(open);
   return ok;
 }

@@ -9,6 +9,8 @@ typedef struct masker {
   const mm_mask_path *p;
   uint32_t need, longest;
   uint32_t *mask;
+  const uint32_t *had; /* NULL, or words that are of no interest */
+  uint32_t ways;       /* most ways at once to read a word */
 } masker;
 
 /* The state in p->state[place] is what stands after `place` bytes. */
@@ -21,7 +23,7 @@ static void note_place(const masker *m, uint32_t place) {
 }
 
 /* The byte may follow after `depth` bytes of a word. */
-static bool step_place(const masker *m, uint32_t depth, uint8_t byte) {
+static bool step_place(masker *m, uint32_t depth, uint8_t byte) {
   const mm_path_place *from = &m->p->at[depth];
   mm_path_place *to = &m->p->at[depth + 1];
   mm_grammar *next = &m->p->state[depth + 1];
@@ -36,9 +38,10 @@ static bool step_place(const masker *m, uint32_t depth, uint8_t byte) {
   }
   mm_grammar_copy(next, &m->p->state[from->place]);
   if (from->decided) mm_grammar_set_automaton(next, from->by.at);
-  if (!mm_grammar_step(next, byte)) return false;
-  note_place(m, depth + 1);
-  return true;
+  const bool takes = mm_grammar_step(next, byte);
+  m->ways = (uint32_t)mm_max(m->ways, next->most);
+  if (takes) note_place(m, depth + 1);
+  return takes;
 }
 
 static void set_text(const masker *m, const mm_trie *t, uint32_t text) {
@@ -46,13 +49,23 @@ static void set_text(const masker *m, const mm_trie *t, uint32_t text) {
     if (t->word[i].characters >= m->need && t->word[i].characters <= m->longest) mm_mask_set(m->mask, t->word[i].id);
 }
 
+static bool had_text(const masker *m, const mm_trie *t, uint32_t text) {
+  for (uint32_t i = t->first[text]; i < t->first[text + 1]; i++)
+    if (!mm_mask_has(m->had, t->word[i].id)) return false;
+  return true;
+}
+
 /* Sets the words of texts that may follow p->state[0]. */
-static void walk(const masker *m, const mm_trie *t) {
+static void walk(masker *m, const mm_trie *t) {
+  uint32_t fresh = 0; /* the texts before it are of no interest */
   note_place(m, 0);
   if (t->empty) set_text(m, t, 0);
   for (uint32_t i = 0; i < t->nodes;) {
     const mm_trie_node *n = &t->node[i];
-    if (!step_place(m, n->depth, n->byte)) {
+    const uint32_t behind = t->node[n->next].first;
+    fresh = (uint32_t)mm_max(fresh, n->first);
+    while (m->had && fresh < behind && had_text(m, t, fresh)) fresh++;
+    if ((m->had && fresh >= behind) || !step_place(m, n->depth, n->byte)) {
       i = n->next;
       continue;
     }
@@ -92,6 +105,7 @@ static void walk_tag(masker *m, const mm_grammar *state) {
     if (n->depth <= ended) ended = UINT32_MAX;
     mm_grammar_copy(next, &m->p->state[n->depth]);
     const bool follows = mm_grammar_step(next, n->byte);
+    m->ways = (uint32_t)mm_max(m->ways, next->most);
     const mm_tag_walk walk = !follows || ended != UINT32_MAX ? MM_TAG_GOES_ON : mm_grammar_tag(next, state->first.depth);
     if (!follows) clear_subtree(m, t, i);
     if (!follows || walk == MM_TAG_LEFT) {
@@ -104,21 +118,45 @@ static void walk_tag(masker *m, const mm_grammar *state) {
   }
 }
 
-void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
+/* The words but those that are in `had` already; returns the most ways at once to read one of them. */
+static uint32_t add_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, const uint32_t *had, uint32_t *mask) {
   mm_grammar plain;
   const bool tag = mm_grammar_plain(&plain, state);
   const mm_grammar *tagged = state;
   if (tag) state = &plain;
   const mm_grammar_text t = mm_grammar_text_of(state, l->longest);
-  masker m = {.l = l, .p = p, .need = t.need, .longest = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.longest, .mask = mask};
+  masker m = {
+      .l = l, .p = p, .need = t.need, .longest = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.longest, .mask = mask, .ways = state->count};
   if (t.kind != MM_TEXT_NONE) mm_text_words_mask(l, t.kind == MM_TEXT_STRING ? &l->string : &l->prose, t.longest, mask);
   mm_grammar_copy(&p->state[0], state);
   if (t.kind == MM_TEXT_NONE) {
     memset(mask, 0, l->words_of_mask * sizeof *mask);
+    m.had = had;
     walk(&m, &l->all);
+    m.had = NULL;
   } else if (t.kind == MM_TEXT_STRING && t.need <= t.longest && mm_grammar_end_string(&p->state[0], t.need)) {
     walk(&m, &l->tails);
   }
   if (t.tags) walk_tagged(&m, state);
   if (tag) walk_tag(&m, tagged);
+  return m.ways;
+}
+
+/* Each way to read the text by itself, which is faster than all at every byte. False: a word may have more ways than are followed at once,
+ * so that what they allow hangs on each other. */
+static bool add_ways(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
+  mm_grammar one = {0};
+  uint32_t ways = 0;
+  memset(mask, 0, l->words_of_mask * sizeof *mask);
+  for (uint32_t i = 0; i < state->count && ways <= MM_GRAMMAR_STACKS; i++) {
+    mm_grammar_way(&one, state, i);
+    ways += add_words(l, p, &one, mask, p->one);
+    for (uint32_t k = 0; k < l->words_of_mask; k++) mask[k] |= p->one[k];
+  }
+  return ways <= MM_GRAMMAR_STACKS;
+}
+
+void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
+  const bool several = state->count > 1 && mm_grammar_text_of(state, l->longest).kind == MM_TEXT_NONE;
+  if (!several || !add_ways(l, p, state, mask)) add_words(l, p, state, NULL, mask);
 }

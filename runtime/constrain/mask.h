@@ -16,6 +16,7 @@ typedef struct mm_path_place {
 typedef struct mm_mask_path {
   mm_grammar *state; /* [longest + 1] after the bytes of a word */
   mm_path_place *at; /* the same */
+  uint32_t *one;     /* [words_of_mask] of one of several ways to read the text */
 } mm_mask_path;
 
 /* mask: the words that may follow the state. */

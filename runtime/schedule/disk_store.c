@@ -133,15 +133,15 @@ bool mm_disk_store_move(mm_disk_store *d, const mm_disk_move *move, uint32_t cou
 }
 
 /* Under the lock. */
-static void wait_for_any(mm_disk_store *d) {
+static void wait_for(mm_disk_store *d, mm_disk_wait wait) {
   const struct timespec until = mm_later(MM_DISK_WAIT_S);
-  for (int late = 0; !d->ends && !late;) late = pthread_cond_clockwait(&d->changed, &d->lock, CLOCK_MONOTONIC, &until);
+  for (int late = 0; (wait == MM_DISK_ANY ? !d->ends : d->reads > 0) && !late;)
+    late = pthread_cond_clockwait(&d->changed, &d->lock, CLOCK_MONOTONIC, &until);
 }
 
 uint32_t mm_disk_store_ended(mm_disk_store *d, mm_disk_wait wait, mm_disk_end *end, uint32_t most, mm_err *reason) {
   pthread_mutex_lock(&d->lock);
-  while (wait == MM_DISK_READS && d->reads) pthread_cond_wait(&d->changed, &d->lock);
-  if (wait == MM_DISK_ANY) wait_for_any(d);
+  if (wait != MM_DISK_NOW) wait_for(d, wait);
   const uint32_t n = (uint32_t)mm_min(most, d->ends);
   if (n) memcpy(end, d->end + d->ends - n, n * sizeof *end);
   d->ends -= n;

@@ -30,7 +30,7 @@ mm_disk_store *mm_disk_store_open(const char *dir, uint32_t blocks, const mm_poo
 void mm_disk_store_close(mm_disk_store *d); /* accepts NULL; drops moves that have not begun */
 /* Queues moves; reads come before writes. The caller leaves their places and blocks alone until they have ended. */
 MM_MUST_USE bool mm_disk_store_move(mm_disk_store *d, const mm_disk_move *move, uint32_t count, mm_err *err);
-/* What to wait for first: nothing; until no read is left; until some move has ended, for MM_DISK_WAIT_S at most. */
+/* What to wait for first, for MM_DISK_WAIT_S at most: nothing; until no read is left; until some move has ended. */
 typedef enum mm_disk_wait { MM_DISK_NOW, MM_DISK_READS, MM_DISK_ANY } mm_disk_wait;
 #define MM_DISK_WAIT_S 0.05
 /* end[returned ≤ most]: moves that have ended since. A move that failed left nothing good in its place

@@ -79,29 +79,54 @@ static bool check_request(const mm_scheduler *s, const mm_request *r, mm_err *er
 
 uint64_t mm_scheduler_capacity(const mm_scheduler *s) { return (uint64_t)s->slots + s->c.queue_max; }
 
+/* The lock is held. Counts those that are refused. */
+static bool may_enter(mm_scheduler *s, uint32_t count, mm_err *err) {
+  if (s->closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
+  if ((uint64_t)s->live + s->reserved + count <= mm_scheduler_capacity(s)) return true;
+  s->stats.refused += count;
+  if (count > 1)
+    return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has no room for %u more",
+                   s->live + s->reserved, count);
+  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more",
+                 s->live + s->reserved);
+}
+
+bool mm_scheduler_reserve(mm_scheduler *s, uint32_t count, mm_err *err) {
+  pthread_mutex_lock(&s->lock);
+  const bool entered = may_enter(s, count, err);
+  if (entered) s->reserved += count;
+  pthread_mutex_unlock(&s->lock);
+  return entered;
+}
+
+void mm_scheduler_release(mm_scheduler *s, uint32_t count) {
+  pthread_mutex_lock(&s->lock);
+  s->reserved -= count;
+  pthread_mutex_unlock(&s->lock);
+}
+
+/* The lock is held. */
+static void admit(mm_scheduler *s, job *j) {
+  j->ticket = ++s->tickets;
+  j->next = s->living;
+  if (j->next) j->next->previous = j;
+  s->living = j;
+  j->next_in = s->incoming;
+  s->incoming = j;
+  s->live++;
+  s->stats.requests++;
+  pthread_cond_signal(&s->changed);
+}
+
 bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err) {
   job *j = check_request(s, r, err) ? copy_request(r, err) : NULL;
-  if (!j) return false;
   pthread_mutex_lock(&s->lock);
-  const bool closing = s->closing, full = s->live >= mm_scheduler_capacity(s);
-  const uint32_t live = s->live;
-  if (!closing && !full) {
-    *ticket = j->ticket = ++s->tickets;
-    j->next = s->living;
-    if (j->next) j->next->previous = j;
-    s->living = j;
-    j->next_in = s->incoming;
-    s->incoming = j;
-    s->live++;
-    s->stats.requests++;
-    pthread_cond_signal(&s->changed);
-  }
-  s->stats.refused += full && !closing;
+  if (r->reserved) s->reserved--;
+  const bool taken = j && may_enter(s, 1, err);
+  if (taken) admit(s, j), *ticket = j->ticket;
   pthread_mutex_unlock(&s->lock);
-  if (!closing && !full) return true;
-  free_job(j);
-  if (closing) return mm_fail(err, MM_LIMIT, "E_DRAINING", mm_at(NULL, NULL), "no more requests are taken: the server is about to end");
-  return mm_fail(err, MM_LIMIT, "E_QUEUE", mm_at(NULL, NULL), "%u requests run or wait, and the queue has room for no more", live);
+  if (j && !taken) free_job(j);
+  return taken;
 }
 
 void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket) {
@@ -122,15 +147,52 @@ mm_progress mm_scheduler_progress(const job *j) {
   return (mm_progress){j->r.prompt_count, j->cached, j->count - j->r.prompt_count, j->drafted, j->accepted, j->turn, j->began};
 }
 
+/* Brings the thread's counters up to date. */
+static void count(mm_scheduler *s) {
+  mm_scheduler_stats *own = &s->own;
+  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
+  own->pages_cached = 0;
+  for (uint32_t g = 0; g < s->groups.count; g++) {
+    s->groups.tokens[g] = mm_schedule_tokens(s, g);
+    own->pages_cached += s->groups.cache ? mm_prefix_cache_pages(s->groups.cache, g) : 0;
+  }
+  own->cache_bytes = s->groups.cache ? mm_prefix_cache_state_bytes(s->groups.cache) : 0;
+  if (s->offload.on && s->groups.cache) {
+    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache);
+    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
+    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
+    own->disk_failed = n.failed;
+  }
+  mm_receive_stats(s, &own->transfer);
+}
+
+/* The lock is held. Copies them to those that other threads read; `running` goes with the loads of experts, after the step. */
+static void show(mm_scheduler *s, uint32_t running) {
+  s->own.running = running;
+  s->own.requests = s->stats.requests;
+  s->own.refused = s->stats.refused;
+  s->stats = s->own;
+  memcpy(s->groups.shown, s->groups.tokens, s->groups.count * sizeof *s->groups.tokens);
+}
+
+static void publish(mm_scheduler *s) {
+  count(s);
+  pthread_mutex_lock(&s->lock);
+  show(s, s->running);
+  pthread_mutex_unlock(&s->lock);
+}
+
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err) {
   mm_receive_leave(j);
   mm_schedule_leave(s, j, reason != MM_FINISH_ERROR);
   mm_drafts_keep(s, j);
   const mm_progress progress = mm_scheduler_progress(j);
-  pthread_mutex_lock(&s->lock); /* its place is free before the client knows */
+  count(s);
+  pthread_mutex_lock(&s->lock); /* before the client knows, its place is free */
   *(j->previous ? &j->previous->next : &s->living) = j->next;
   if (j->next) j->next->previous = j->previous;
   s->live--;
+  show(s, s->stats.running); /* and its tokens are counted */
   pthread_mutex_unlock(&s->lock);
   j->r.done(j->r.user, reason, &progress, reason == MM_FINISH_ERROR ? err : NULL);
   j->ended = true;
@@ -151,32 +213,6 @@ static void take(mm_scheduler *s, job *incoming) {
     next = j->next_in;
     mm_schedule_join(s, j);
   }
-}
-
-/* Copies the thread's counters to those that other threads read. */
-static void publish(mm_scheduler *s) {
-  mm_scheduler_stats *own = &s->own;
-  own->running = s->running;
-  own->pages_free = s->pages ? mm_pages_free(s->pages) : 0;
-  own->pages_cached = 0;
-  for (uint32_t g = 0; g < s->groups.count; g++) {
-    s->groups.tokens[g] = mm_schedule_tokens(s, g);
-    own->pages_cached += s->groups.cache ? mm_prefix_cache_pages(s->groups.cache, g) : 0;
-  }
-  own->cache_bytes = s->groups.cache ? mm_prefix_cache_state_bytes(s->groups.cache) : 0;
-  if (s->offload.on && s->groups.cache) {
-    const mm_prefix_cache_counts n = mm_prefix_cache_counted(s->groups.cache);
-    own->places = n.places, own->places_used = n.offloaded, own->pages_out = n.out, own->pages_in = n.in;
-    own->blocks = n.blocks, own->blocks_used = n.on_disk, own->pages_written = n.written, own->pages_read = n.read;
-    own->disk_failed = n.failed;
-  }
-  mm_receive_stats(s, &own->transfer);
-  pthread_mutex_lock(&s->lock);
-  own->requests = s->stats.requests;
-  own->refused = s->stats.refused;
-  s->stats = *own;
-  memcpy(s->groups.shown, s->groups.tokens, s->groups.count * sizeof *s->groups.tokens);
-  pthread_mutex_unlock(&s->lock);
 }
 
 #define WARM_AFTER 0.5 /* seconds without a request after which one size is warmed */
@@ -277,7 +313,7 @@ static void free_scheduler(mm_scheduler *s) {
   mm_reuse_close(s);
   mm_drafts_close(s);
   mm_step_close(s);
-  MM_FREE(s->waiting, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
+  MM_FREE(s->waiting, s->turns.job, s->slot, s->load.own, s->load.shown, s->groups.tokens, s->groups.shown, s->mark);
   pthread_mutex_destroy(&s->lock);
   pthread_cond_destroy(&s->changed);
   free(s);

@@ -118,15 +118,18 @@ void mm_reuse_boundaries(mm_scheduler *s) {
   }
 }
 
-/* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere. */
-static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uint32_t had, uint32_t *until) {
+/* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere.
+ * waits: this one will wait for it, so that lightning states are kept where the two part. */
+static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uint32_t had, bool waits, uint32_t *until) {
   const uint32_t most = (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count);
   uint32_t alike = 0;
   while (alike < most && j->token[alike] == other->token[alike]) alike++;
   *until = (uint32_t)mm_min(mm_ceil_div(alike, MM_PAGE) * MM_PAGE, other->r.prompt_count);
   if (!s->lightning) return alike;
-  if (alike >= had + MM_PAGE && alike > other->fed && alike < other->r.prompt_count && (!other->parting || other->parting <= other->fed))
-    other->parting = alike;
+  const bool parts =
+      alike >= had + MM_PAGE && alike > other->fed && alike < other->r.prompt_count && (!other->parting || other->parting <= other->fed);
+  if (parts && waits) other->parting = alike;
+  if (parts) return *until = alike;
   *until = 0;
   for (uint32_t at = next_boundary(other, other->fed); at && at <= alike; at = next_boundary(other, at)) *until = at;
   return *until;
@@ -158,40 +161,44 @@ static bool same_prompt(const job *a, const job *b) {
   return n == b->r.prompt_count && memcmp(a->token, b->token, n * sizeof *a->token) == 0;
 }
 
-/* Steps have few rows for a prompt that is scored: choices of one request wait for it, and prompts that only begin like it would be sooner
- * done alone. */
-static bool is_slow(const job *j, const job *other) { return other->r.score && !same_prompt(j, other); }
+/* Steps have few rows for a prompt that is scored: choices of one request wait for it, and others are sooner done alone. */
+static bool is_slow(const job *j, const job *other) {
+  return other->r.score && !(j->r.together && j->r.together == other->r.together && same_prompt(j, other));
+}
 
-/* A job in the slots from, from + each, … that reads tokens of this one behind `had` for which it waits; NULL: none. *shared, *until: as of
- * shared_with. */
-static job *reader_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, uint32_t *shared, uint32_t *until) {
+typedef struct reading {
+  job *by; /* NULL: nobody */
+  uint32_t shared, until;
+} reading;
+
+/* A job in the slots from, from + each, … that reads tokens of this one behind `had` that are worth a wait; waits: as of shared_with. */
+static reading reading_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, bool waits) {
   for (uint32_t i = from; i < s->slots; i += each) {
     job *other = s->slot[i];
     if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count || is_slow(j, other)) continue;
-    if (is_much(j, *shared = shared_with(s, j, other, had, until), had)) return other;
+    reading r = {.by = other};
+    r.shared = shared_with(s, j, other, had, false, &r.until);
+    if (!is_much(j, r.shared, had)) continue;
+    if (waits) shared_with(s, j, other, had, true, &r.until), await(j, other, r.until);
+    return r;
   }
-  return NULL;
+  return (reading){0};
 }
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
-  uint32_t shared, until;
-  if (!s->groups.cache) return false;
+  if (!s->groups.cache || (s->groups.count > 1 && !s->offload.on)) return false; /* it waits in the group that it will run in */
   if (reads_on(s, j)) return true;
-  job *other = reader_of(s, j, 0, 1, 0, &shared, &until);
-  if (other) other = reader_of(s, j, 0, 1, mm_reuse_longest(s, j), &shared, &until);
-  if (!other) return false;
-  j->duplicate_of = other->ticket, j->duplicate_until = until;
-  await(j, other, until);
+  reading r = reading_of(s, j, 0, 1, 0, false);
+  if (r.by) r = reading_of(s, j, 0, 1, mm_reuse_longest(s, j), true);
+  if (!r.by) return false;
+  j->duplicate_of = r.by->ticket, j->duplicate_until = r.until;
   return true;
 }
 
-uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
-  uint32_t shared = 0, until;
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group, bool waits) {
   if (!s->groups.cache || s->offload.on) return 0;
   const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
-  job *other = reader_of(s, j, group, s->groups.count, had, &shared, &until);
-  if (other) await(j, other, until);
-  return other ? shared : 0;
+  return reading_of(s, j, group, s->groups.count, had, waits).shared;
 }
 
 /* ---- leaving ---- */

@@ -7,7 +7,7 @@
 
 void mm_schedule_join(mm_scheduler *s, job *j) {
   mm_err err = {0};
-  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err))
+  if (MM_GROW(s->waiting, &s->waiting_cap, s->waiting_count + 1, &err) && MM_GROW(s->turns.job, &s->turns.cap, s->waiting_count + 1, &err))
     s->waiting[s->waiting_count++] = j;
   else
     mm_scheduler_end(s, j, MM_FINISH_ERROR, &err);
@@ -39,7 +39,7 @@ void mm_schedule_leave(mm_scheduler *s, job *j, bool keep) {
   if (j->slot >= 0) {
     mm_send_leave(s, j, keep);
     if (keep) mm_reuse_keep(s, j);
-    s->left++;
+    s->shortage.left++;
     mm_engine_drop(s->engine, (uint32_t)j->slot);
     s->slot[j->slot] = NULL;
     s->running--;
@@ -86,21 +86,42 @@ static uint32_t running_of(const mm_scheduler *s, uint64_t salt) {
   return n;
 }
 
-/* Whose turn it is of those that wait; where no slot is free, of those that may push out `victim`. */
-static job *next_of(const mm_scheduler *s, const job *victim) {
-  job *best = NULL;
-  uint32_t best_runs = 0;
+/* x is to have a slot before y. */
+static bool is_before(const waiting_job *x, const waiting_job *y) {
+  if (x->job->r.priority != y->job->r.priority) return x->job->r.priority > y->job->r.priority;
+  return x->runs != y->runs ? x->runs < y->runs : x->job->ticket < y->job->ticket;
+}
+
+/* turn[0 … n) is a heap but for its element i. */
+static void sift(waiting_job *turn, size_t n, size_t i) {
+  for (size_t child; (child = 2 * i + 1) < n; i = child) {
+    if (child + 1 < n && is_before(&turn[child + 1], &turn[child])) child++;
+    if (!is_before(&turn[child], &turn[i])) return;
+    const waiting_job moved = turn[i];
+    turn[i] = turn[child], turn[child] = moved;
+  }
+}
+
+/* Those that wait, in s->turns as a heap by whose turn it is; where no slot is free, those that may push out `victim`. How many. */
+static size_t order(mm_scheduler *s, const job *victim) {
+  size_t n = 0;
   for (size_t i = 0; i < s->waiting_count; i++) {
     job *j = s->waiting[i];
     if (j->duplicate || (victim && j->r.priority <= victim->r.priority)) continue;
-    if (best && j->r.priority < best->r.priority) continue;
-    const uint32_t runs = running_of(s, j->r.salt);
-    const bool equal = best && j->r.priority == best->r.priority;
-    if (equal && (runs > best_runs || (runs == best_runs && j->ticket > best->ticket))) continue;
-    best = j;
-    best_runs = runs;
+    const bool again = n && s->turns.job[n - 1].job->r.salt == j->r.salt;
+    s->turns.job[n] = (waiting_job){j, again ? s->turns.job[n - 1].runs : running_of(s, j->r.salt)};
+    n++;
   }
-  return best;
+  for (size_t i = n / 2; i-- > 0;) sift(s->turns.job, n, i);
+  return n;
+}
+
+/* The first of them, which leaves the heap. */
+static job *first_of(mm_scheduler *s, size_t *n) {
+  job *j = s->turns.job[0].job;
+  s->turns.job[0] = s->turns.job[--*n];
+  sift(s->turns.job, *n, 0);
+  return j;
 }
 
 /* Pages for all tokens of the job and the next one. */
@@ -205,9 +226,15 @@ static bool could_fit(mm_scheduler *s, const job *j, uint32_t group) {
   return could;
 }
 
+#define HELD_S 1 /* that what others gave way with is held for a job whose pages are on their way */
+
+/* The job waits no longer for pages, and computes what has not come. */
+static bool waited_enough(const job *j) { return j->back.pushed && j->back.turn == j->turn + 1 && mm_now() >= j->back.held; }
+
 /* Others gave way for the job: pages of its prefix that had no room next to theirs come now. Returns true if it waits for them. */
 static bool waits_again(mm_scheduler *s, job *j, uint32_t group) {
-  if (!s->offload.on || !mm_offload_fetch(s, j, group)) return false;
+  if (!s->offload.on || waited_enough(j) || !mm_offload_fetch(s, j, group)) return false;
+  if (!j->back.pushed) j->back.held = mm_now() + HELD_S;
   return j->back.pushed = j->duplicate = true;
 }
 
@@ -233,7 +260,7 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
 /* Tokens that the group would have with the job, and those of the job that it would compute. */
 static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
   const bool finds = s->groups.cache;
-  const uint32_t most = mm_reuse_most(j), read = mm_reuse_read_in(s, j, group);
+  const uint32_t most = mm_reuse_most(j), read = mm_reuse_read_in(s, j, group, false);
   const uint32_t ready = read ? read : finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
   const uint32_t had =
       finds && s->offload.on ? (uint32_t)mm_max(ready, mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most)) : ready;
@@ -257,21 +284,21 @@ static uint32_t next_group(mm_scheduler *s, const job *j, uint32_t than) {
 /* Returns true if the job waits for pages of its prefix that are on their way into the group, which would let it in. */
 static bool waits_for_pages(mm_scheduler *s, job *j, uint32_t group, bool push) {
   const job *victim = mm_schedule_victim(s, group);
-  if (!s->offload.on || !could_fit(s, j, group)) return false;
+  if (!s->offload.on || waited_enough(j) || !could_fit(s, j, group)) return false;
   if (s->groups.count > 1 && free_slot(s, group) >= s->slots && !(push && victim && victim->r.priority < j->r.priority)) return false;
   return j->duplicate = mm_offload_fetch(s, j, group);
 }
 
 /* Returns true if the job waits for a prefix of its own that another one reads in the group, which would let it in. */
 static bool waits_for_reader(mm_scheduler *s, job *j, uint32_t group) {
-  return j->duplicate = free_slot(s, group) < s->slots && mm_reuse_read_in(s, j, group) && could_fit(s, j, group);
+  return j->duplicate = free_slot(s, group) < s->slots && could_fit(s, j, group) && mm_reuse_read_in(s, j, group, true);
 }
 
 /* Lets the job in: into the group with the fewest tokens where it fits, or else into the first where others give way for it. Returns false
  * with j->duplicate where it waits for pages of its prefix. */
 static bool let_in(mm_scheduler *s, job *j) {
   if (s->groups.count == 1 && waits_for_pages(s, j, 0, true)) return false;
-  if (s->refused == j->ticket && s->at_left == s->left) return false;
+  if (s->shortage.ticket == j->ticket && s->shortage.at_left == s->shortage.left) return false;
   if (s->groups.count == 1 && let_into(s, j, 0, true)) return true;
   if (j->duplicate) return false;
   for (int push = 0; s->groups.count > 1 && push < 2; push++)
@@ -280,8 +307,8 @@ static bool let_in(mm_scheduler *s, job *j) {
       if (let_into(s, j, g, push)) return true;
       if (j->duplicate) return false;
     }
-  s->refused = j->ticket;
-  s->at_left = s->left;
+  s->shortage.ticket = j->ticket;
+  s->shortage.at_left = s->shortage.left;
   return false;
 }
 
@@ -292,9 +319,15 @@ void mm_schedule(mm_scheduler *s) {
   mm_offload_poll(s, false);
   mm_send_poll(s);
   mm_receive_poll(s);
-  for (job *j; (j = next_of(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL));) {
-    j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j);
-    if (!j->duplicate && !let_in(s, j) && (!j->duplicate || j->back.pushed)) break; /* nobody else takes what it pushed others out of */
+  for (bool more = true; more;) {
+    size_t n = order(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL);
+    for (more = false; n && !more;) {
+      job *j = first_of(s, &n);
+      j->duplicate = mm_reuse_duplicate(s, j) || mm_receive_waits(s, j);
+      if (j->duplicate) continue;
+      more = let_in(s, j);
+      if (!more && (!j->duplicate || j->back.pushed)) break; /* nobody else takes what it pushed others out of */
+    }
   }
   for (size_t i = 0; i < s->waiting_count; i++) s->waiting[i]->duplicate = false;
 }

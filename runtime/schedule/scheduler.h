@@ -50,10 +50,12 @@ typedef struct mm_request {
   uint32_t stop_count;
   const uint32_t *boundary; /* [boundary_count] rising lengths of the prompt at which a later request is likely to part (turn ends) */
   uint32_t boundary_count;
+  const void *together;    /* the same of the choices of one request, which wait for each other's prompt; NULL: it is alone */
   struct mm_sending *send; /* NULL; the scheduler's own: pages of the prompt go to another server */
   uint64_t salt;           /* requests share cached prefixes, and replies to look up, only under equal salts */
   uint32_t drafts;         /* proposals for one step at most, as many as the scheduler's config allows; 0: none */
   int priority;            /* larger first */
+  bool reserved;           /* submit gives it one of mm_scheduler_reserve's places */
   double deadline;         /* CLOCK_MONOTONIC seconds; 0: none */
   void *user;
   /* Before each sampled token where it is not NULL, after `token` had all tokens before: the ids allowed next, [ceil(vocab/32)] as
@@ -84,6 +86,10 @@ void mm_scheduler_close(mm_scheduler *s, bool drain);
  * closing. */
 MM_MUST_USE bool mm_scheduler_submit(mm_scheduler *s, const mm_request *r, uint64_t *ticket, mm_err *err);
 uint64_t mm_scheduler_capacity(const mm_scheduler *s); /* requests that run and wait at most. Any thread. */
+/* Any thread. Places for so many requests that are submitted together, or, with MM_LIMIT as of submit, for none of them. Each submit of a
+ * request that is `reserved` takes one, also where it fails; release gives back those for which no submit comes. */
+MM_MUST_USE bool mm_scheduler_reserve(mm_scheduler *s, uint32_t count, mm_err *err);
+void mm_scheduler_release(mm_scheduler *s, uint32_t count);
 /* Any thread; its `done` follows within one step (MM_FINISH_CANCELLED), unless it has ended already. */
 void mm_scheduler_cancel(mm_scheduler *s, uint64_t ticket);
 

@@ -31,7 +31,8 @@ typedef struct job_return {
   uint32_t turn;   /* 1 + the turn that it is for */
   uint32_t starts; /* how often in that turn */
   bool any;        /* some page was fetched in it */
-  bool pushed;     /* others gave way for it in that turn */
+  bool pushed;     /* others gave way for it in that turn, and until then it may wait for pages: nobody else takes what they left */
+  double held;
   uint32_t spills; /* 1 + the starts before which others went to disk for it, */
   double until;    /* which is waited for until then */
 } job_return;
@@ -77,6 +78,22 @@ typedef struct job {
   uint32_t prefilled; /* tokens of the prompt that `prefill` had */
   bool ended;         /* freed when no step names it */
 } job;
+
+typedef struct waiting_job {
+  job *job;
+  uint32_t runs; /* how many of its tenant run */
+} waiting_job;
+
+typedef struct waiting_turns {
+  waiting_job *job;
+  size_t cap;
+} waiting_turns;
+
+/* A request that found no pages: nothing is to be had before the next slot is free. */
+typedef struct page_shortage {
+  uint64_t left;            /* how often a slot became free */
+  uint64_t ticket, at_left; /* the ticket that found none last, and when */
+} page_shortage;
 
 /* Tokens that one step sampled for one job: outputs [first, first + count) of it, after the tokens from `pos` on. */
 typedef struct output_group {
@@ -175,7 +192,7 @@ struct mm_scheduler {
   job *living;   /* under the lock, like all up to stats */
   job *incoming; /* newest first, by next_in: those that the thread has not seen */
   uint64_t tickets;
-  uint32_t live;
+  uint32_t live, reserved; /* reserved: places of requests that are still to come */
   bool closing;
   mm_scheduler_stats stats;
   expert_loads load;
@@ -184,11 +201,11 @@ struct mm_scheduler {
   double inside;          /* CPU time of the thread in the engine */
   job **waiting;          /* [waiting_count] */
   size_t waiting_count, waiting_cap;
-  job **slot; /* [slots] who has it */
+  waiting_turns turns; /* those whose turn it may be, while slots are given */
+  job **slot;          /* [slots] who has it */
   uint32_t running;
-  uint32_t first;            /* slot whose turn it is, should a step have too few rows for all */
-  uint64_t left;             /* how often a slot became free */
-  uint64_t refused, at_left; /* the ticket that found no pages last, and when: nothing is to be had before the next slot is free */
+  uint32_t first; /* slot whose turn it is, should a step have too few rows for all */
+  page_shortage shortage;
 
   step step[MM_QUEUE]; /* step i at i % MM_QUEUE */
   uint64_t queued, collected;
@@ -251,11 +268,12 @@ void mm_reuse_keep(mm_scheduler *s, const job *j);
 void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
-/* Returns true if a running job is about to compute more of this job's prompt than the cache has. */
+/* Returns true if a running job is about to compute more of this job's prompt than the cache has, and this one will find it wherever it
+ * runs. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
-/* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that it waits; 0: none, or
- * they come by way of host memory. */
-uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group);
+/* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that they are worth a wait;
+ * 0: none, or they come by way of host memory. waits: it does wait, which the other is to know. */
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group, bool waits);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
 /* Frees pages of the group that the cache alone refers to; how many. Waits for their copies if they go to host memory. */
@@ -275,7 +293,7 @@ bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group);
 void mm_offload_poll(mm_scheduler *s, bool wait);
 /* Returns true if pages are on their way to or from the disk. */
 bool mm_offload_copying(const mm_scheduler *s);
-/* Waits until all have that are not on their way to disk. */
+/* Waits until all have that are not on their way to disk; for those from there, MM_DISK_WAIT_S at most. */
 void mm_offload_wait(mm_scheduler *s);
 /* After a step was queued: moves pages out before the next steps need theirs. */
 void mm_offload_ahead(mm_scheduler *s);

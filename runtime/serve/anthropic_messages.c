@@ -100,18 +100,12 @@ static bool read_use(mm_call *c, const mm_value *v, mm_chat_call *call) {
   return true;
 }
 
-/* Thinking of several blocks is joined. */
-static bool add_thinking(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
+/* Thinking of several blocks is joined: `joined` has room for all of the message. */
+static bool add_thinking(mm_call *c, const mm_value *v, char *joined, mm_message *m) {
   const mm_value *thinking;
   if (!mm_field(c, v, "thinking", MM_VALUE_STRING, &thinking)) return false;
   const mm_str more = mm_str_of(thinking);
-  if (!more.p || !m->reasoning.p) {
-    if (more.p) m->reasoning = more;
-    return true;
-  }
-  char *joined = mm_arena_alloc(&c->arena, m->reasoning.n + more.n + 1, err);
-  if (!joined) return false;
-  memcpy(joined, m->reasoning.p, m->reasoning.n);
+  if (!more.p) return true;
   memcpy(joined + m->reasoning.n, more.p, more.n);
   m->reasoning = (mm_str){joined, m->reasoning.n + more.n};
   return true;
@@ -121,6 +115,7 @@ static bool read_assistant(mm_call *c, const mm_value *content, mm_message *m, m
   if (content->type != MM_VALUE_ARRAY) return read_texts(c, content, m, err);
   mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
   mm_chat_call *call = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *call, err);
+  char *joined = NULL;
   if (!part || !call) return false;
   m->list = true;
   m->part = part;
@@ -129,7 +124,7 @@ static bool read_assistant(mm_call *c, const mm_value *content, mm_message *m, m
     const mm_value *type = mm_value_get(v, "type");
     bool ok = true;
     if (mm_value_is(type, "thinking"))
-      ok = add_thinking(c, v, m, err);
+      ok = (joined || (joined = mm_arena_alloc(&c->arena, content->raw_n + 1, err))) && add_thinking(c, v, joined, m);
     else if (mm_value_is(type, "tool_use"))
       ok = read_use(c, v, &call[m->call_count++]);
     else if (!mm_value_is(type, "redacted_thinking"))

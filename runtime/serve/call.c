@@ -23,7 +23,7 @@ bool mm_refuse(mm_call *c, int status, const char *param, const char *fmt, ...) 
   vsnprintf(raw, sizeof raw, fmt, args);
   va_end(args);
   c->refused = status;
-  if (param) snprintf(c->param, sizeof c->param, "%s", param);
+  if (param) snprintf(c->param, sizeof c->param, "%.*s", (int)strcspn(param, "."), param); /* the request's own field, of one within it */
   mm_show(c->reason, sizeof c->reason, raw);
   return false;
 }
@@ -115,7 +115,7 @@ static void call_free(mm_call *c) {
     free(c->choice[i].logprobs.p);
   }
   if (c->close_state) c->close_state(c->state);
-  MM_FREE(c->choice, c->prompt, c->prompt_count, c->out.p);
+  MM_FREE(c->choice, c->prompt, c->prompt_count, c->out.p, c->echo.p);
   mm_forms_release(&c->forms);
   mm_arena_close(&c->arena);
   c->server->calls--;
@@ -362,8 +362,10 @@ static mm_generation_settings settings(const mm_call *c, mm_choice *ch, uint32_t
                   .stop = p->end,
                   .stop_count = p->end_count,
                   .salt = p->salt,
+                  .together = c,
                   .drafts = p->drafts,
                   .priority = p->priority,
+                  .reserved = true,
                   .deadline = p->deadline},
       .stop = p->stop,
       .stop_count = p->stop_count,
@@ -386,7 +388,7 @@ bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settin
   if (n > most)
     return mm_refuse(c, 400, c->params.n > 1 ? "n" : c->api->prompt,
                      "%u replies in all, this server takes %llu (--max-num-seqs, --max-queue)", n, (unsigned long long)most);
-  if (!(c->choice = mm_calloc(n, sizeof *c->choice, err))) return false;
+  if (!(c->choice = mm_calloc(n, sizeof *c->choice, err)) || !mm_scheduler_reserve(c->server->scheduler, n, err)) return false;
   for (uint32_t i = 0; i < n; i++) {
     mm_choice *ch = &c->choice[i];
     *ch = (mm_choice){.call = c, .index = i};
@@ -394,6 +396,7 @@ bool mm_call_start(mm_call *c, void (*shape)(mm_choice *ch, mm_generation_settin
     if (shape) shape(ch, &set);
     ch->most = set.request.max_tokens;
     if (!(ch->generation = mm_generation_start(c->server->scheduler, c->server->outbox, c->server->tokenizer, &set, err))) {
+      mm_scheduler_release(c->server->scheduler, n - i - 1);
       cancel_all(c);
       return false;
     }
@@ -425,11 +428,31 @@ static bool parse_body(mm_call *c, mm_err *err) {
   return true;
 }
 
+/* Fields by which a reply may be held to a form. The first makes a lexicon of the whole vocabulary, and a form may take long to compile. */
+static bool may_hold(const mm_value *body) {
+  static const char *const field[] = {
+      "tools",          "response_format",       "text",    "output_config",      "thinking",
+      "reasoning",      "thinking_token_budget", "regex",   "structured_outputs", "thinking_budget_tokens",
+      "guided_grammar", "guided_choice",         "grammar", "guided_regex",       "reasoning_budget_tokens",
+      "guided_json",    "json_schema",           "ebnf",
+  };
+  for (size_t i = 0; i < sizeof field / sizeof *field; i++)
+    if (mm_value_get(body, field[i])) return true;
+  return false;
+}
+
+/* Reads a small body in the loop's thread. True if the rest is to be done in another one. */
+static bool goes_aside(mm_call *c, size_t n) {
+  if (n > ASIDE || c->api->bodiless) return n > ASIDE;
+  return parse_body(c, &c->err) && may_hold(c->body);
+}
+
 /* In any thread. */
 static void prepare(void *user) {
   mm_call *c = user;
   if (atomic_load(&c->left)) return; /* nobody reads the answer */
-  c->begun_well = (c->api->bodiless || (parse_body(c, &c->err) && name_known(c))) && c->api->begin(c, &c->err);
+  const bool read = c->api->bodiless || c->body || parse_body(c, &c->err);
+  c->begun_well = read && !c->refused && (c->api->bodiless || name_known(c)) && c->api->begin(c, &c->err);
   if (c->begun_well) c->blamed = NULL;
 }
 
@@ -460,11 +483,18 @@ static bool json_type(mm_call *c) {
          mm_refuse(c, 400, NULL, "Content-Type: found %.80s, expected %s", type, json);
 }
 
+/* A body is read as it comes. */
+static bool plain_body(mm_call *c) {
+  const char *coding = mm_exchange_header(c->x, "Content-Encoding");
+  return !coding || !*coding || strcasecmp(coding, "identity") == 0 ||
+         mm_refuse(c, 415, NULL, "Content-Encoding: found %.40s, expected none", coding);
+}
+
 static bool admitted(mm_call *c) {
   const mm_server *s = c->server;
   if (!c->api->keyless && !mm_keys_admit(s->key, s->keys, c->x)) return mm_refuse(c, 401, NULL, "a valid API key is needed");
   if (c->api->bodiless) return true;
-  if (s->compat == MM_COMPAT_VLLM && !json_type(c)) return false;
+  if (!plain_body(c) || (s->compat == MM_COMPAT_VLLM && !json_type(c))) return false;
   if (s->state == MM_SERVER_LOADING) return mm_refuse(c, 503, NULL, "the model is being loaded");
   if (s->state == MM_SERVER_DRAINING) return mm_refuse(c, 503, NULL, "the server is about to end");
   c->params.sampling = s->defaults;
@@ -504,7 +534,7 @@ void mm_call_begin(mm_server *s, mm_exchange *x, const mm_api *api) {
   size_t n = 0;
   if (!c->refused && admitted(c)) {
     mm_exchange_body(x, &n);
-    if (n > ASIDE) {
+    if (goes_aside(c, n)) {
       c->job = (mm_job){.fn = prepare, .done = {.fn = conclude, .user = c}};
       mm_workers_do(s->workers, &c->job, n > LENGTHY);
       return;

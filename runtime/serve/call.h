@@ -75,6 +75,7 @@ struct mm_call {
   bool streaming; /* the reply has begun */
   int status;     /* of the reply */
   mm_text out;    /* scratch of the API for what it sends */
+  mm_text echo;   /* fields of the request that the API's replies repeat */
   void *state;    /* the API's */
   void (*close_state)(void *state);
   /* The first refusal; 0: none. */

@@ -71,8 +71,8 @@ static void put_usage(mm_call *c, const mm_progress *p, uint32_t reasoning) {
 /* llama.cpp's: the time up to the first token is the prompt's, and the rate of a reply that of the tokens behind it. */
 static void put_timings(const mm_choice *ch, mm_text *out) {
   const mm_call *c = ch->call;
-  if (!c->params.timings || !ch->tokens) return;
-  const uint32_t prompt = c->prompt_count[ch->index / c->params.n] - ch->cached, more = ch->tokens - 1;
+  if (!c->params.timings || ch->last <= 0) return;
+  const uint32_t prompt = c->prompt_count[ch->index / c->params.n] - ch->cached, more = ch->tokens ? ch->tokens - 1 : 0;
   const double prompt_ms = 1e3 * (ch->first - c->begun), reply_ms = 1e3 * (ch->last - ch->first);
   mm_text_printf(out,
                  ",\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,"
@@ -450,7 +450,9 @@ static void token(mm_choice *ch, const mm_token *t) {
   completions *s = c->state;
   const bool logged = t->logprobs && c->params.logprobs; /* also of one that a stop string cut */
   const size_t before = ch->text.n, offset = s->characters[ch->index];
-  if (c->params.stream && ch->tokens == 1) send_echo(ch);
+  const bool first = ch->tokens == 1;
+  if (s->none) ch->tokens = 0; /* it is none of the reply's */
+  if (c->params.stream && first) send_echo(ch);
   if (s->none) return;
   if (t->n) mm_print_utf8(&ch->utf8, t->bytes, t->n, &ch->text);
   s->characters[ch->index] += characters_of(text_from(ch, before), ch->text.n - before);
@@ -475,7 +477,7 @@ static void end_of_none(mm_ending *e) {
 
 static void ended(mm_choice *ch) {
   mm_call *c = ch->call;
-  if (c->params.stream && ch->tokens == 0) send_echo(ch);
+  if (c->params.stream && ch->last <= 0) send_echo(ch);
   const completions *s = c->state;
   const bool said = ch->ending.reason == MM_FINISH_STOP || ch->ending.reason == MM_FINISH_LENGTH;
   if (s->constraint && said && mm_constraint_stuck(s->constraint[ch->index])) {

@@ -367,6 +367,7 @@ const char *mm_framing_reason(int status) {
                {404, "Not Found"},
                {405, "Method Not Allowed"},
                {413, "Content Too Large"},
+               {415, "Unsupported Media Type"},
                {417, "Expectation Failed"},
                {429, "Too Many Requests"},
                {431, "Request Header Fields Too Large"},

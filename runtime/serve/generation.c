@@ -308,7 +308,7 @@ void mm_outbox_close(mm_outbox *o) {
 
 mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_tokenizer *t, const mm_generation_settings *set, mm_err *err) {
   mm_generation *g = mm_calloc(1, sizeof *g, err);
-  if (!g) return NULL;
+  if (!g) return mm_scheduler_release(s, set->request.reserved), NULL;
   *g = (mm_generation){.scheduler = s, .outbox = o, .tokenizer = t, .set = *set, .ending = {.stop = -1, .end_id = -1}};
   g->held_last = &g->held;
   for (uint32_t i = 0; i < set->stop_count; i++) {
@@ -327,6 +327,8 @@ mm_generation *mm_generation_start(mm_scheduler *s, mm_outbox *o, const mm_token
   if (g->end) {
     g->end->of = g;
     if (mm_scheduler_submit(s, &r, &g->ticket, err)) return g;
+  } else {
+    mm_scheduler_release(s, r.reserved);
   }
   generation_free(g);
   return NULL;

@@ -15,7 +15,7 @@ typedef struct mm_http_config {
   uint32_t connections; /* open at a time; more wait in the kernel's queue */
   double read_time;     /* seconds in which a request must arrive whole, and a kept connection must send its next */
   double write_time;    /* seconds in which a client must take something of what is ready for it */
-  uint64_t pending_max; /* bytes of a stream that may wait for its client; beyond, the client is dropped */
+  uint64_t pending_max; /* bytes of a stream that may wait for its client, and 8 times its request's; beyond, the client is dropped */
   /* A whole request, or one that is refused (mm_exchange_refused). It is ended by mm_exchange_reply or mm_exchange_end, now or later. */
   void (*handle)(void *user, mm_exchange *x);
   void (*failed)(void *user, const mm_err *err); /* connections cannot be accepted; called every ten seconds at most */

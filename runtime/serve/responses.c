@@ -77,6 +77,16 @@ static void put_field(const mm_call *c, const char *key, const char *otherwise, 
     mm_text_put(out, otherwise);
 }
 
+/* Fields of the request that each response has, written once: they may be long. */
+static void write_echo(mm_call *c) {
+  put_field(c, "instructions", "null", &c->echo);
+  put_field(c, "metadata", "{}", &c->echo);
+  put_field(c, "tools", "[]", &c->echo);
+  put_field(c, "tool_choice", "\"auto\"", &c->echo);
+  put_field(c, "parallel_tool_calls", "true", &c->echo);
+  put_field(c, "max_output_tokens", "null", &c->echo);
+}
+
 static void put_usage(const mm_turn *t, mm_text *out) {
   const mm_progress p = mm_call_usage(t->choice->call);
   mm_text_printf(out,
@@ -97,12 +107,8 @@ static void put_response(mm_call *c, const mm_turn *t, const char *status, const
   mm_text_put(out, error ? "},\"model\":" : ",\"model\":");
   mm_text_quote_string(out, c->server->name[0]);
   mm_text_put(out, cut ? ",\"incomplete_details\":{\"reason\":\"max_output_tokens\"}" : ",\"incomplete_details\":null");
-  put_field(c, "instructions", "null", out);
-  put_field(c, "metadata", "{}", out);
-  put_field(c, "tools", "[]", out);
-  put_field(c, "tool_choice", "\"auto\"", out);
-  put_field(c, "parallel_tool_calls", "true", out);
-  put_field(c, "max_output_tokens", "null", out);
+  mm_text_add(out, c->echo.p, c->echo.n);
+  out->failed |= c->echo.failed;
   mm_text_put(out, ",\"previous_response_id\":null,\"store\":false,\"temperature\":");
   mm_text_real(out, c->params.sampling.temperature);
   mm_text_put(out, ",\"top_p\":");
@@ -241,6 +247,7 @@ static bool begin(mm_call *c, mm_err *err) {
   int64_t max = 0;
   if (!mm_params_read(c, err) || !mm_field_int(c, c->body, "max_output_tokens", 1, INT32_MAX, &max)) return false;
   if (max) c->params.max_tokens = (uint32_t)max;
+  write_echo(c);
   return read_format(c, &set, err) && mm_responses_conversation(c, &v, &rules, err) && mm_turn_prepare(c, &v, &rules, &set, err);
 }
 

@@ -12,12 +12,12 @@ static bool is_of_assistant(const mm_value *v) {
 
 /* Adds the texts of content, a string or a list of parts, to part[*n]. */
 static bool add_parts(mm_call *c, const mm_value *content, mm_chat_part *part, size_t *n) {
-  static const char *const types[] = {"input_text", "output_text", "text", "reasoning_text", "summary_text"};
+  static const char *const types[] = {"input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"};
   if (!content) return true;
   if (content->type == MM_VALUE_STRING) return part[(*n)++] = (mm_chat_part){.text = mm_str_of(content), .owner = MM_OWNER_USER}, true;
   if (content->type != MM_VALUE_ARRAY) return mm_refuse(c, 400, "input", "input: found %s as content", mm_value_word(content));
   for (const mm_value *v = content->first; v; v = v->next) {
-    const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, "text");
+    const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, mm_value_is(type, "refusal") ? "refusal" : "text");
     bool known = false;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
     if (!known) return mm_refuse(c, 400, "input", "input: content of type \"%.60s\" is not served here", mm_value_shown(type));

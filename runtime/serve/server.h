@@ -49,7 +49,8 @@ struct mm_server {
   const mm_chat_format *format; /* NULL: no chat, */
   const char *no_format;        /* for this reason */
   mm_lexicon *lexicon;          /* made when it is first needed */
-  pthread_mutex_t shared;       /* of lexicon and replay */
+  pthread_mutex_t making;       /* of the lexicon, for as long as that takes: never in the loop */
+  pthread_mutex_t shared;       /* of replay */
   mm_replay *replay;            /* what was sampled for messages with calls */
   mm_metrics metrics;
   mm_metric_names metric_names;

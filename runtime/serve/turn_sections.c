@@ -169,10 +169,10 @@ void mm_soften_bias(mm_call *c) {
 }
 
 bool mm_lexicon_ready(mm_server *s, mm_err *err) {
-  pthread_mutex_lock(&s->shared);
+  pthread_mutex_lock(&s->making);
   if (!s->lexicon) s->lexicon = mm_lexicon_open(s->tokenizer, s->vocab, s->end, s->end_count, err);
   const bool lexicon = s->lexicon;
-  pthread_mutex_unlock(&s->shared);
+  pthread_mutex_unlock(&s->making);
   return lexicon;
 }
 

@@ -139,6 +139,14 @@ def agent(s):
     assert seen[0]["input_tokens"] > 2000 and seen[1]["input_tokens"] <= 2 and seen[1]["cache_read_input_tokens"] > 2000, seen
 
 
+def declined(s):
+    """A refusal of an earlier model is the assistant's text, in chat and responses alike."""
+    of = lambda kind: [{"role": "user", "content": "Ur?"}, {"role": "assistant", "content": [{"type": kind, kind.split("_")[-1]: "No."}]}, {"role": "user", "content": "Why?"}]
+    counts = [s.post("/v1/chat/completions/input_tokens", {"messages": of(kind)}) for kind in ("text", "refusal")]
+    counts += [s.post("/v1/responses/input_tokens", {"input": of(kind)}) for kind in ("output_text", "refusal")]
+    assert all(x == counts[0] for x in counts), counts
+
+
 def formed(s):
     """Anthropic's own field for a schema."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
@@ -162,6 +170,20 @@ def thoughts(s):
         other = json.loads(json.dumps(said).replace('"{}"', json.dumps(blank)))
         a, b = (s.post(CHAT, {**ONE, "messages": [user("x"), *m, {"role": "tool", "tool_call_id": "c", "content": "r"}]}) for m in (said, other))
         assert a["usage"]["prompt_tokens"] == b["usage"]["prompt_tokens"], blank
+
+
+def many_thoughts(s):
+    """Blocks of thinking of one message are joined, in memory that grows as their text does."""
+    def used(thoughts):
+        blocks = [{"type": "thinking", "thinking": x, "signature": ""} for x in thoughts]
+        s.post(MESSAGES + "/count_tokens", {"messages": [user("x"), {"role": "assistant", "content": [*blocks, {"type": "text", "text": "y"}]}, user("z")]})
+        return int(re.search(r"VmHWM:\s+(\d+) kB", open(f"/proc/{s.process.pid}/status").read())[1])
+    before = used(["y"])
+    assert used(["y" * 60] * 4000) - before < 100_000, before
+    of = lambda thoughts: [user("x"), {"role": "assistant", "content": [{"type": "thinking", "thinking": x} for x in thoughts] + [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+                           {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]}]
+    counts = [s.post(MESSAGES + "/count_tokens", {"messages": of(x)})["input_tokens"] for x in (["Alpha ", "", "beta ", "gamma."], ["Alpha beta gamma."], ["gamma."])]
+    assert counts[0] == counts[1] > counts[2], counts
 
 
 def reasons(s):
@@ -229,6 +251,10 @@ def refusals(s):
         status, headers, _ = s.request(method, path, "{}" if method == "POST" else None)
         assert (status, headers["Allow"]) == (405, allow), (method, path, status, headers["Allow"])
     assert s.request("POST", CHAT, "{}", {"Expect": "200-ok"})[0] == 417
+    # A body that is coded is not read, and its refusal says so.
+    for path, coding, want in ((CHAT, "gzip", 415), (MESSAGES, "br, gzip", 415), (CHAT, "identity", 200)):
+        status, _, data = s.request("POST", path, json.dumps({**ONE, "messages": [user("x")]}), {"Content-Encoding": coding})
+        assert status == want and (want == 200 or f"Content-Encoding: found {coding}, expected none" in json.loads(data)["error"]["message"]), (status, data)
 
 
 def failing_streams(s):
@@ -299,9 +325,21 @@ def metrics(packed):
         for body in ({"prompt": "x", "n": 3}, {"prompt": ["x"] * 3}):  # more than may ever run and wait: nobody is told to try again
             refused, headers, data = s.request("POST", "/v1/completions", {**body, "max_tokens": 1})
             assert refused == 400 and "Retry-After" not in headers and b"--max-queue" in data, data
+        # All replies of a request find room, or none is begun, and each of them is refused.
+        before = idle(s)["requests_total"]
+        long = s.connect()
+        long.request("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 400, "ignore_eos": True}))
+        while s.metrics()["requests_running"] < 1:
+            time.sleep(0.01)
+        refused, _, data = s.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2, "priority": 5})
+        assert refused == 429 and s.metrics()["requests_total"] == before + 1 and s.metrics()["requests_preempted_total"] == 0, data
+        assert s.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["choices"], "one finds room, behind the other"
+        assert long.getresponse().status == 200
+        long.close()
         v = idle(s)
+        choices += 2
         finished = sum(n for k, n in v.items() if k.startswith("finished_total"))
-        assert v["requests_total"] == finished and v["requests_refused_total"] == 1 and v['finished_total{reason="length"}'] == choices, v
+        assert v["requests_total"] == finished and v["requests_refused_total"] == 3 and v['finished_total{reason="length"}'] == choices, v
         assert v["first_token_seconds_count"] <= finished and v["first_token_seconds_count"] + v["between_tokens_seconds_count"] == v["reply_tokens_total"], v
         assert v["reply_tokens_total"] >= reply and v["prompt_tokens_total"] >= prompt and v["cached_tokens_total"] >= cached > 0
         assert 0 < v["step_seconds_total"] < time.monotonic() - begun and v["resident_bytes"] > 1 << 20
@@ -356,10 +394,12 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     systems(server)
     results(server)
     types(server)
+    declined(server)
     formed(server)
     placeless(server)
     pretty(server)
     thoughts(server)
+    many_thoughts(server)
     reasons(server)
     refusals(server)
     failing_streams(server)

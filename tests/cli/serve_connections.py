@@ -161,6 +161,34 @@ def beside_long_ones():
         assert time.monotonic() - begun < min(seconds), seconds
 
 
+def schemas_aside(s):
+    """Schemas take none of the loop's time, by which all others would wait: neither their forms nor, for the first, the lexicon."""
+    def seconds(task):
+        return int(open(f"/proc/{s.process.pid}/task/{task}/schedstat").read().split()[0]) / 1e9
+    one = lambda i, j: {"type": "object", "properties": {f"k{i}": {"const": j}}, "required": [f"k{i}"]}
+    schema = {"allOf": [{"oneOf": [one(i, j) for j in range(3)]} for i in range(3)]}  # is refused after long search, each time
+    tasks = os.listdir(f"/proc/{s.process.pid}/task")
+    before = {t: seconds(t) for t in tasks}
+    for name, fields in (("guided_json", {"guided_json": schema}), ("json_schema", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})):
+        for _ in range(4):
+            status, _, data = s.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields})
+            assert status == 400 and name.encode() in data, data
+    spent = {t: seconds(t) - before[t] for t in tasks}
+    loop = spent.pop(str(s.process.pid))
+    assert loop < 0.25 * max(spent.values()), (loop, spent)
+
+
+def long_echo():
+    """Fields that each response repeats may be long: a client that reads has its stream."""
+    with Server(PACKED, "--chat-format", "minimax-m2") as s:
+        said = "\u0001" * 1_500_000 + "x" * 1_000_000
+        body = {"input": "x", "metadata": {"a": said}, "max_output_tokens": 1, "stream": True}
+        status, _, data = s.request("POST", "/v1/responses", body)
+        events = [json.loads(x.split("data: ", 1)[1]) for x in data.decode().split("\n\n")[:-1]]
+        echoed = [e["response"]["metadata"]["a"] == said for e in events if "response" in e]
+        assert status == 200 and events[-1]["type"] == "response.incomplete" and echoed == [True] * 3, (status, events[-1]["type"], echoed)
+
+
 def few_descriptors():
     """Connections are bounded by the descriptors that there are, which the log says once; more wait, and the log stays short."""
     with Server(PACKED, prefix=("prlimit", "--nofile=40:40")) as s:
@@ -377,7 +405,9 @@ with Server(PACKED, "--max-body", "1M") as server:
     old_clients(server)
     half_closed(server)
     too_long(server)
+    schemas_aside(server)
 beside_long_ones()
+long_echo()
 few_descriptors()
 no_descriptors()
 idle()

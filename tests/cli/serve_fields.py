@@ -476,6 +476,10 @@ def as_others(s):
         used = [e["usage"] for e in events]
         assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens"] == used[0]["prompt_tokens"] for u in used), used
         assert used[-1]["completion_tokens"] == body.get("n", 1) * used[-2]["completion_tokens"] == body.get("n", 1) * body["max_tokens"], used
+    # A token that is made where none is wanted is none of the reply's, in chunks either.
+    none = {**prompt, "max_tokens": 0, "echo": True, "timings_per_token": True}
+    for got in (*s.events("/v1/completions", {**none, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}), s.post("/v1/completions", none)):
+        assert (got["usage"]["completion_tokens"], got["timings"]["predicted_n"]) == (0, 0) and got["timings"]["prompt_ms"] > 0, got
     # How long a prompt would be, before it is sent; its tokens, each with its text.
     long = {"messages": [{"role": "system", "content": "Ur"}, {"role": "user", "content": "\U0001f917 of Ur"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
     want = s.post("/v1/chat/completions", {**long, "max_tokens": 1})["usage"]["prompt_tokens"]
@@ -499,7 +503,7 @@ def as_others(s):
     assert s.post("/v1/chat/completions", {**hidden, **ended})["choices"] == s.post("/v1/chat/completions", {**chat, **ended})["choices"]
     assert s.post("/v1/chat/completions", {**hidden, "reasoning_split": False}, 400)["error"]["param"] == "include_reasoning"
     empty = s.post("/v1/completions", {**prompt, "structured_outputs": {"grammar": ""}}, 400)["error"]
-    assert empty["param"] == "structured_outputs.grammar" or "structured_outputs.grammar" in empty["message"], empty
+    assert empty["param"] == "structured_outputs" and "structured_outputs.grammar" in empty["message"], empty
     # The token itself is among the likeliest, if only as one more (OpenAI's reference: up to logprobs + 1 elements).
     for k in (0, 1, 3):
         choice = s.post("/v1/completions", {**prompt, "echo": True, "temperature": 1.5, "seed": 5, "max_tokens": 12, "logprobs": k})["choices"][0]
@@ -545,6 +549,8 @@ def named(s):
             ("/v1/chat/completions", {"messages": [say, {"role": "tool", "content": "x"}]}, "messages", "a tool's"),
             ("/v1/chat/completions", {"tools": tool(strict="x")}, "tools", "tools.strict: found a string"),
             ("/v1/chat/completions", {"tools": tool(strict=True, parameters=schema)}, "tools", "tool f"),
+            ("/v1/chat/completions", {"structured_outputs": {"json": schema}}, "structured_outputs", "structured_outputs.json: "),
+            ("/v1/chat/completions", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "structured_outputs.regex"),
             ("/v1/chat/completions", {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "stream_options.include_usage: found a number"),
             ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}, "response_format", "odd"),
             ("/v1/chat/completions", {"guided_regex": "(a"}, "guided_regex", "guided_regex"),

@@ -1,6 +1,8 @@
 /* Constraints with the tags of the M2 family, which are tokens but no special ones, as in the released tokenizer. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/constrain/call_form.h"
 #include "runtime/constrain/constrain.h"
@@ -422,6 +424,72 @@ TEST(masks_within_texts_are_what_the_automaton_says) {
            seed);
   }
   mm_tools_close(&tools);
+  mm_arena_close(&a);
+}
+
+/* anyOf of so many, the i-th with i put into `each`. */
+static const mm_form *any_of(mm_arena *a, const char *each, int count) {
+  static char schema[8192];
+  mm_err err = {0};
+  size_t n = (size_t)snprintf(schema, sizeof schema, "{\"anyOf\": [");
+  for (int i = 0; i < count; i++) {
+    char one[200];
+    int k = 0;
+    for (const char *p = each; *p; p++) k += snprintf(one + k, sizeof one - (size_t)k, *p == '@' ? "%d" : "%c", *p == '@' ? 100 + i : *p);
+    n += (size_t)snprintf(schema + n, sizeof schema - n, "%s%s", i ? ", " : "", one);
+  }
+  snprintf(schema + n, sizeof schema - n, "]}");
+  const mm_value *v = mm_body_parse(a, schema, strlen(schema), &err);
+  const mm_form *f = v ? mm_schema_compile(a, v, "schema", &err) : NULL;
+  if (!f) fail_msg("%s", err.text);
+  return f;
+}
+
+static double cpu_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+/* CPU time of the fastest of some masks within a string, each of another state. */
+static double mask_ms(const mm_form *form) {
+  const mm_section section = {.kind = MM_SECTION_FORM, .form = form};
+  mm_err err = {0};
+  mm_constraint *c = mm_constraint_open(lexicon, &section, 1, &err);
+  double best = 1e9;
+  assert_non_null(c);
+  say(c, "\"");
+  for (int i = 0; i < 99; i++) {
+    const double began = cpu_ms();
+    assert_non_null(mm_constraint_allowed(c));
+    if (i >= 95) best = fmin(best, cpu_ms() - began); /* near the end of the shortest text no mask comes again */
+    say(c, "x");
+  }
+  mm_constraint_close(c);
+  return best;
+}
+
+/* Where a text can be read in several ways, each takes its own time, and not at each byte of all words the time of all. */
+TEST(masks_of_several_ways) {
+  static const char grammar[] =
+      "root ::= (a | b | c | d) (a | b | c | d) end\na ::= [a-f]* (b | c)\nb ::= [^x]{0,3} (c | d)?\nc ::= [a-z]* d*\n"
+      "d ::= \"ab\" | \"a\" \"b\" | \"<b\"\nend ::= \"x\"";
+  mm_arena a = {0};
+  mm_err err = {0};
+  const mm_form *ambiguous = mm_whole_grammar(&a, grammar, sizeof grammar - 1, "grammar", &err);
+  if (!ambiguous) fail_msg("%s", err.text);
+  for (uint64_t seed = 1; seed < 3; seed++) {
+    follow(ambiguous, "abab<babfabx", seed);
+    follow(any_of(&a, "{\"type\": \"string\", \"pattern\": \"^[a-z <]*@$\"}", 32), "\"a b<c 117\"", seed);
+    follow(any_of(&a,
+                  "{\"type\": \"array\", \"items\": {\"anyOf\": [{\"type\": \"string\", \"pattern\": \"^[^@]*$\"}, {\"type\": "
+                  "\"integer\"}, {\"type\": \"string\", \"maxLength\": 4}]}}",
+                  9),
+           "[\"ab\", 12,\"x\"]", seed);
+  }
+  const double one = mask_ms(any_of(&a, "{\"type\": \"string\", \"maxLength\": @}", 1)),
+               all = mask_ms(any_of(&a, "{\"type\": \"string\", \"maxLength\": @}", 32));
+  if (all > 400 * one) fail_msg("a mask of 32 ways takes %.4f ms, one of them %.4f", all, one);
   mm_arena_close(&a);
 }
 

@@ -103,6 +103,35 @@ TEST(test_unlike_lists) {
   mm_replay_close(r);
 }
 
+/* Integers that round alike are not the same, and one number is, however it is written. */
+TEST(test_large_numbers) {
+  static const char *const same[][3] = {
+      {"{\"a\": 9007199254740993}", "{\"a\": 9007199254740993.0}", "{\"a\": 90071992.54740993e8}"},
+      {"{\"a\": 1e22}", "{\"a\": 10000000000000000000000}", "{\"a\": 0.0100E+24}"},
+      {"{\"a\": -12345678901234567890}", "{\"a\": -1234567890123456789e1}", "{\"a\": -12345678901234567890.000}"},
+      {"{\"a\": 9007199254740992}", "{\"a\": 9007199254740992e0}", "{\"a\": 9.007199254740992e15}"},
+      {"{\"a\": -9007199254740992}", "{\"a\": -9007199254740992.0}", "{\"a\": -9.007199254740992e15}"},
+      {"{\"a\": 9007199254740991}", "{\"a\": 9007199254740991.0}", "{\"a\": 9.007199254740991e15}"},
+      {"{\"a\": 12345678901234567891}", "{\"a\": 1.2345678901234567891e19}", "{\"a\": 12345678901234567891.0}"},
+      {"{\"a\": 1e300}", "{\"a\": 10e299}", "{\"a\": 0.1e301}"},
+  };
+  static const int32_t id[] = {5, 6, 7};
+  const size_t n = sizeof same / sizeof *same;
+  mm_err err = {0};
+  said s;
+  size_t count = 0;
+  mm_opening opening = MM_OPENING_NONE;
+  for (size_t i = 0; i < n; i++) {
+    mm_replay *r = opened(100);
+    assert_true(mm_replay_add(r, say(&s, "x", "call_1", same[i][0]), id, 3, &err));
+    for (size_t k = 0; k < n; k++)
+      for (size_t j = 0; j < 3; j++)
+        if ((mm_replay_find(r, say(&s, "x", "call_1", same[k][j]), &count, &opening) != NULL) != (i == k))
+          fail_msg("%s after %s", same[k][j], same[i][0]);
+    mm_replay_close(r);
+  }
+}
+
 /* Messages without calls, with calls that have no id, without an opening, and too long ones are not kept. */
 TEST(test_unkept) {
   static const int32_t id[11] = {1};

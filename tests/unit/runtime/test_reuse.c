@@ -309,13 +309,16 @@ static bool see_scores(void *user, int32_t id, const mm_logprob *logprob, const 
   return token_as_before(user, id, logprob, p);
 }
 
-/* A prompt that is scored has few rows of a step: one that only begins like it does not wait for it, the same one does. */
+/* A prompt that is scored has few rows of a step: the same prompt of another choice waits for it, that of another request does not, nor one
+ * that only begins like it. */
 TEST(test_scored_beginning) {
-  for (uint32_t k = 0; k < 6; k++) {
+  for (uint32_t k = 0; k < 9; k++) {
+    const bool waits = k % 3 == 0;
     serving w;
-    open_cached(&w, k / 2, 0, 1 << 20);
+    open_cached(&w, k / 3, 0, 1 << 20);
     client c[2] = {start(0, 390), start(0, 390)};
-    if (k % 2) fill(&c[1], 5, 120, 130);
+    if (k % 3 == 1) fill(&c[1], 5, 120, 130);
+    if (k % 3 < 2) c[0].r.together = c[1].r.together = c;
     for (uint32_t i = 0; i < 2; i++) client_ready(&w, &c[i]);
     c[0].r.score = count_score;
     token_as_before = c[1].r.token, c[1].r.token = see_scores;
@@ -325,9 +328,48 @@ TEST(test_scored_beginning) {
     atomic_store(&serving_closed, false);
     for (uint32_t i = 0; i < 2; i++) client_check(&c[i]);
     print_message("%u of 389 logprobs before the other's first token\n", scores_seen);
-    assert_true(k % 2 ? scores_seen < 60 : scores_seen == 389);
-    assert_int_equal(c[1].cached, k % 2 ? 0 : 389);
+    assert_true(waits ? scores_seen == 389 : scores_seen < (k % 3 == 1 ? 60 : 200));
+    assert_int_equal(c[1].cached, waits ? 389 : 0);
     serving_close(&w, true);
+  }
+}
+
+static uint32_t read_of_first, read_when_second_began;
+static void see_first(void *user, uint32_t tokens, uint32_t cached) {
+  (void)user, (void)cached;
+  read_of_first = tokens;
+}
+static void see_second(void *user, uint32_t tokens, uint32_t cached) {
+  (void)user, (void)cached;
+  if (!tokens) read_when_second_began = read_of_first;
+}
+
+/* A request that begins like one which another group reads, and has fewer tokens to wait for in its own, does not wait for that one. */
+TEST(test_reader_in_another_group) {
+  const mm_scheduler_config config = {
+      .step_tokens = 48, .queue_max = 100, .prefix_cache = true, .batch_invariant = true, .cache_bytes = 1 << 20};
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    mm_scheduler_stats stats;
+    serving_attn_tp = 1;
+    serving_open(&w, kind(k), 2, (mm_limits){.max_tokens = 48, .slots = 6}, config);
+    client c[3] = {start(0, 390), start(1, 20), start(0, 150)};
+    fill(&c[2], 5, 150, 300);
+    c[1].r.priority = 1, c[1].r.max_tokens = 60;
+    read_when_second_began = UINT32_MAX;
+    for (uint32_t i = 0; i < 3; i++) client_ready(&w, &c[i]);
+    c[0].r.prefill = see_first, c[2].r.prefill = see_second;
+    clients_submit_held(&w, c, 3);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+    print_message("%u of the other's tokens were read when it began, %u cached\n", read_when_second_began, c[2].cached);
+    assert_int_equal(c[2].cached, 0);
+    assert_in_range(read_when_second_began, 0, 48);
+    serving_settled(&w, &stats);
+    const uint64_t state = mm_engine_state_bytes(w.engine); /* before the last token of each prompt and behind each reply, nowhere else */
+    assert_int_equal(stats.cache_bytes, 6 * state);
+    serving_close(&w, true);
+    serving_attn_tp = 0;
   }
 }
 

@@ -211,6 +211,38 @@ TEST(test_refused) {
   serving_close(&w, false);
 }
 
+/* Places are reserved all or none, are nobody else's, and one is taken by a submit that fails too. */
+TEST(test_reserved) {
+  serving w;
+  mm_err err = {0};
+  mm_scheduler_stats s;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 8, .queue_max = 2});
+  client c[3];
+  for (uint32_t i = 0; i < 3; i++) {
+    c[i] = (client){.r.max_tokens = 5};
+    fill(&c[i], i, 10);
+    client_ready(&w, &c[i]);
+  }
+  assert_false(mm_scheduler_reserve(w.scheduler, 4, &err));
+  assert_string_equal(err.code, "E_QUEUE");
+  assert_true(mm_scheduler_reserve(w.scheduler, 3, &err));
+  refused(&w, &c[0].r, MM_LIMIT, "E_QUEUE");
+  mm_request bad = c[0].r;
+  bad.prompt_count = 0, bad.reserved = true;
+  refused(&w, &bad, MM_USAGE, "E_BATCH");
+  client_submit(&w, &c[0]);
+  c[1].r.reserved = true;
+  client_submit(&w, &c[1]);
+  mm_scheduler_release(w.scheduler, 1);
+  client_submit(&w, &c[2]);
+  for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
+  mm_scheduler_stats_read(w.scheduler, &s);
+  assert_true(s.refused == 5 && s.requests == 3);
+  assert_true(mm_scheduler_reserve(w.scheduler, 3, &err));
+  mm_scheduler_release(w.scheduler, 3);
+  serving_close(&w, true);
+}
+
 /* A client that has its reply may send the next request: there is a place for it, although the queue was full. */
 static client *next_client;
 static void (*done_before)(void *, mm_finish, const mm_progress *, const mm_err *);
@@ -233,6 +265,58 @@ TEST(test_place_of_an_ended_one) {
   for (uint32_t i = 0; i < 2; i++) client_submit(&w, &c[i]);
   for (uint32_t i = 0; i < 3; i++) client_check(&c[i]);
   serving_close(&w, true);
+}
+
+/* Who has a reply finds its tokens counted. */
+static mm_scheduler_stats stats_at_end;
+static void read_stats(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) {
+  mm_scheduler_stats_read(((client *)user)->serving->scheduler, &stats_at_end);
+  done_before(user, reason, p, err);
+}
+TEST(test_counted_when_it_ends) {
+  serving w;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 8, .slots = 1}, (mm_scheduler_config){.step_tokens = 8, .queue_max = 1});
+  client c = {.r.max_tokens = 1};
+  fill(&c, 0, 5);
+  client_ready(&w, &c);
+  done_before = c.r.done, c.r.done = read_stats;
+  client_submit(&w, &c);
+  client_check(&c);
+  assert_true(stats_at_end.reply_tokens == 1 && stats_at_end.prompt_tokens == 5 && stats_at_end.requests == 1);
+  serving_close(&w, true);
+}
+
+/* ---- many that wait ---- */
+
+enum { CROWD = 3000 };
+static bool take_any(void *user, int32_t id, const mm_logprob *logprob, const mm_progress *p) {
+  (void)user, (void)id, (void)logprob, (void)p;
+  return true;
+}
+static void end_any(void *user, mm_finish reason, const mm_progress *p, const mm_err *err) { (void)user, (void)reason, (void)p, (void)err; }
+
+/* A crowd that waits for a beginning which another one reads costs the steps little: not the square of its number each. */
+TEST(test_crowd) {
+  serving w;
+  mm_err err = {0};
+  mm_scheduler_stats s;
+  uint64_t ticket;
+  serving_open(&w, kind(1), 1, (mm_limits){.max_tokens = 64, .slots = 64},
+               (mm_scheduler_config){.step_tokens = 8, .queue_max = CROWD, .prefix_cache = true});
+  client c = {.r.max_tokens = 1};
+  fill(&c, 0, 390);
+  c.r.prompt = c.prompt, c.r.sampling.top_p = 1, c.r.token = take_any, c.r.done = end_any;
+  atomic_store(&serving_closed, true);
+  for (uint32_t i = 0; i < CROWD; i++)
+    if (!mm_scheduler_submit(w.scheduler, &c.r, &ticket, &err)) fail_msg("%s", err.text);
+  atomic_store(&serving_closed, false);
+  do {
+    serving_pause();
+    mm_scheduler_stats_read(w.scheduler, &s);
+  } while (s.steps < 30);
+  print_message("%.3f s of the thread, %llu steps\n", s.own_seconds, (unsigned long long)s.steps);
+  assert_true(s.running == 1 && s.own_seconds < 0.02 * (double)s.steps);
+  serving_close(&w, false);
 }
 
 /* ---- whose turn it is ---- */
