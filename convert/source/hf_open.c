@@ -259,8 +259,11 @@ static bool same_zeros(mm_hf *hf, mm_err *err) {
   if (!own.gptq || !exists(path)) return true;
   mm_json *j = read_json(hf, path, MM_IGNORED);
   hf->quantization = (mm_quantization){0};
-  const bool differs = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED) && hf->quantization.zero_less != own.zero_less;
+  const bool read = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED), stated = read && !hf->quantization.less_assumed;
+  const uint32_t less = hf->quantization.zero_less;
+  const bool differs = read && less != own.zero_less && !own.less_assumed;
   hf->quantization = own;
+  if (stated && own.less_assumed) hf->quantization.zero_less = less, hf->quantization.less_assumed = false;
   mm_json_free(j);
   return !differs || mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "found format \"%s\", expected \"%s\" as %s says",
                              own.zero_less ? "gptq_v2" : "gptq", own.zero_less ? "gptq" : "gptq_v2", "config.json");
@@ -300,6 +303,8 @@ const char *mm_hf_description(size_t i) { return i < sizeof companion / sizeof *
 static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
   const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
+  for (size_t i = 0; i < 2; i++)
+    if (!mm_declared_unrotated(hf->config_path, from[i], err)) return false;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
     if (mm_json_type_of(q) == MM_JSON_NULL) continue;
@@ -310,7 +315,7 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
     if (!first) first = q;
   }
   if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_zeros(hf, err);
-  if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
+  if (mm_declared_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
     const char *path = join(hf, companion[i].file, err);
