@@ -53,7 +53,8 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   char rest[NAME_MAX + 64];
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                  "no such file; of %zu files that the index names, %zu are missing%s%s", hf->file_count, missing,
-                 mm_hub_rest(hf->dir, rest, sizeof rest), hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
+                 mm_hub_rest(hf->dir, rest, sizeof rest),
+                 hf->dry_run && mm_hf_types_named(hf, MM_IGNORED) ? "; --names-only does with config.json and the index alone" : "");
 }
 
 /* Weights of other kinds, by the end of a file's name. */
@@ -253,17 +254,16 @@ static bool same_text(const mm_json *a, const mm_json *b) {
 
 /* GPTQModel reads quantize_config.json, engines read config.json: refuses a format of zero points in which the two differ. */
 static bool same_zeros(mm_hf *hf, mm_err *err) {
-  const mm_quantization own = hf->quantization;
+  mm_quantization own = hf->quantization;
   const char *path = join(hf, "quantize_config.json", err);
   if (!path) return false;
   if (!own.gptq || !exists(path)) return true;
   mm_json *j = read_json(hf, path, MM_IGNORED);
   hf->quantization = (mm_quantization){0};
   const bool read = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED), stated = read && !hf->quantization.less_assumed;
-  const uint32_t less = hf->quantization.zero_less;
-  const bool differs = read && less != own.zero_less && !own.less_assumed;
+  const bool differs = read && hf->quantization.zero_less != own.zero_less && !own.less_assumed;
+  if (stated && own.less_assumed) own.zero_less = hf->quantization.zero_less, own.less_assumed = false;
   hf->quantization = own;
-  if (stated && own.less_assumed) hf->quantization.zero_less = less, hf->quantization.less_assumed = false;
   mm_json_free(j);
   return !differs || mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "found format \"%s\", expected \"%s\" as %s says",
                              own.zero_less ? "gptq_v2" : "gptq", own.zero_less ? "gptq" : "gptq_v2", "config.json");
