@@ -296,6 +296,7 @@ int main(int argc, char **argv) {
           "minimax-bench choices --model m2 --quant nvfp4\n"
           "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
       .epilog = epilog,
+      .other = &mm_load_test_program,
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);
 }
