@@ -122,6 +122,24 @@ def zero_points():
     exact(gptq(4, 32, 2, symmetric=False), {**gptq_config(4, 32, sym=False), "quantize_config.json": own}, "w4a16_zero")
 
 
+def resumed():
+    """A format of zero points that changed since: said of an interrupted and of a finished conversion."""
+    own = lambda f: {"bits": 4, "group_size": 32, "sym": False, "desc_act": False, "checkpoint_format": f}
+    path = source(MODEL.encoded(gptq(4, 32, 1, symmetric=False))[0], {**gptq_config(4, 32, sym=False), "quantize_config.json": own("gptq")})
+
+    def told(form, *options, status=0):
+        with open(path + "/quantize_config.json", "w", encoding="utf-8") as f:
+            json.dump(own(form), f)
+        return run("minimax-convert", path, "-o", path + "-out", "-q", *options, status=status)
+    told("gptq", "--part", "0/2")
+    said = told("gptq_v2", "--resume", status=2)
+    assert "E_RESUME" in said and "found a run with another quantization of the source" in said, said
+    told("gptq", "--resume")
+    told("gptq", "--resume")
+    said = told("gptq_v2", "--resume", status=2)
+    assert "E_RESUME" in said and "found a finished conversion with another quantization of the source" in said, said
+
+
 def refused(encode, config, code, *says):
     path = source(MODEL.encoded(encode)[0], config)
     said = run("minimax-convert", path, "-o", path + "-out", "-q", status=4)
@@ -148,6 +166,6 @@ def refusals():
 
 
 if __name__ == "__main__":
-    for check in (integers_in_bytes, inputs, static_scales, zero_points, refusals):
+    for check in (integers_in_bytes, inputs, static_scales, zero_points, resumed, refusals):
         check()
     print(f"{count} sources as the newest tools write them: read exactly, or refused by name")
