@@ -85,6 +85,7 @@ static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_recipe recipe = {0};
   bool ok = true, help = !a->recipe.file && (strcmp(a->recipe.quant, "help") == 0 || strcmp(a->recipe.quant, "list") == 0);
   *printed = help || a->print_recipe;
+  if (*printed && a->process != 0) return true;
   if (help && a->json) {
     char *text = mm_recipe_help_json(err);
     ok = text;
@@ -412,6 +413,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"
                       : a->dry_run && a->events            ? "found --events with --dry-run, which has none; --json prints the plan"
                       : a->dry_run && a->part              ? "found --part with --dry-run, which is of the whole output"
+                      : a->part && a->processes > 1        ? "found --part under mpirun, whose processes divide the work"
                       : a->dry_run && a->mem_limit         ? "found --mem-limit with --dry-run, which reads no weight"
                       : a->list && a->quiet && !a->dry_run ? "found --list with --quiet, which prints no plan"
                                                            : NULL;

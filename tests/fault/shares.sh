@@ -53,9 +53,11 @@ fails() { # exit status, words of the line, options
 }
 fails 4 E_TP --pp 9
 fails 2 E_USAGE --kv-cache-dtype fp8
+fails 2 "--part under mpirun" --part 0/2
 fails 8 E_MEMORY --mem-limit 1M
 fails 5 E_IO --events "$out/absent/events"
 rm "$out/said"
+[ "$(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" --print-recipe)" = "$("$convert" --print-recipe)" ]
 mpi -o "$out/mpi"
 diff -r "$out/one" "$out/mpi"
 # One process is killed at its third block write: mpirun ends the others; what is done stays.
