@@ -282,7 +282,7 @@ bool mm_hf_described(const mm_hf *hf) {
   bool found = false;
   for (size_t i = 0; !found && i < hf->tensor_count; i++)
     for (size_t j = 0; j < sizeof ending / sizeof *ending; j++) found = found || mm_ends_with(hf->tensor[i].original, ending[j]);
-  return hf->quantization.method || !found;
+  return (hf->quantization.method && (!hf->quantization.less_assumed || hf->quantization.symmetric)) || !found;
 }
 
 bool mm_hf_types_named(const mm_hf *hf, mm_err *err) {

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Configurations as the newest tools write them (compressed-tensors 0.20, auto-round 0.16, GPTQModel 7.7, ModelOpt 0.47, Quark 0.13): read to
 the numbers of published.py, with a note where inputs are rounded otherwise than the scheme does, or refused by name as not supported."""
+import filecmp
 import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 from decoded import planes
@@ -140,6 +142,33 @@ def resumed():
     assert "E_RESUME" in said and "found a finished conversion with another quantization of the source" in said, said
 
 
+def followed():
+    """--follow waits for quantize_config.json where config.json leaves the format of zero points open, and refuses one that comes too late."""
+    own = {"bits": 4, "group_size": 32, "sym": False, "desc_act": False, "checkpoint_format": "gptq_v2"}
+    for late, stated in ((False, {}), (True, {"checkpoint_format": "gptq"}), (True, {})):
+        tensors = MODEL.encoded(gptq(4, 32, 2, symmetric=False))[0]
+        path = source(tensors, gptq_config(4, 32, sym=False, **stated))
+        with open(path + "/model.safetensors.index.json", "w", encoding="utf-8") as f:
+            json.dump({"metadata": {}, "weight_map": {name: "model.safetensors" for name in tensors}}, f)
+        os.rename(path + "/model.safetensors", path + "/weights.incomplete" if not late else path + "/model.safetensors")
+        args = ["minimax-convert", path, "-o", path + "-out", "-q", "--follow", "--follow-quiet", "1", "--follow-timeout", "60"]
+        with subprocess.Popen([f"{BIN}/{args[0]}", *args[1:]], stderr=subprocess.PIPE, text=True) as p:
+            time.sleep(2.5 if late else 0.3)  # late: it waits for the tokenizer
+            for name, text in (("quantize_config.json", json.dumps(own)), ("tokenizer.json", "{}")):
+                with open(f"{path}/{name}", "w", encoding="utf-8") as f:
+                    f.write(text)
+            if not late:
+                os.rename(path + "/weights.incomplete", path + "/model.safetensors")
+            said = p.communicate(timeout=60)[1]
+        if late:
+            assert p.returncode == 4 and "E_FOLLOW" in said and "another format of zero points" in said, (stated, p.returncode, said)
+            continue
+        assert p.returncode == 0, said
+        run("minimax-convert", path, "-o", path + "-plain", "-q")
+        for name in os.listdir(path + "-plain"):
+            assert filecmp.cmp(f"{path}-plain/{name}", f"{path}-out/{name}", shallow=False), name
+
+
 def refused(encode, config, code, *says):
     path = source(MODEL.encoded(encode)[0], config)
     said = run("minimax-convert", path, "-o", path + "-out", "-q", status=4)
@@ -166,6 +195,6 @@ def refusals():
 
 
 if __name__ == "__main__":
-    for check in (integers_in_bytes, inputs, static_scales, zero_points, resumed, refusals):
+    for check in (integers_in_bytes, inputs, static_scales, zero_points, resumed, followed, refusals):
         check()
     print(f"{count} sources as the newest tools write them: read exactly, or refused by name")
