@@ -19,6 +19,7 @@
 #define WAITING    4
 
 static mm_convert_progress progress;
+static bool ready; /* this process met the others before its first block */
 
 /* The first signal stops in a resumable state (status 75), a second one at once. */
 static void on_signal(int n) {
@@ -84,6 +85,7 @@ static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_recipe recipe = {0};
   bool ok = true, help = !a->recipe.file && (strcmp(a->recipe.quant, "help") == 0 || strcmp(a->recipe.quant, "list") == 0);
   *printed = help || a->print_recipe;
+  if (*printed && a->process != 0) return true;
   if (help && a->json) {
     char *text = mm_recipe_help_json(err);
     ok = text;
@@ -244,9 +246,10 @@ static bool parse_shard(const char *text, uint32_t *shard, uint32_t *shards, mm_
 
 /* This process's shard of the parts, then, in the first of several processes, what remains: publishing. */
 static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm_digest *manifest, mm_err *err) {
-  bool ok = mm_convert_run(plan, &o, &progress, manifest, err), all = mm_mpi_all(ok); /* each process reports its own failure */
+  ready = true;
+  if (!mm_mpi_all(true, err)) return false;
+  bool ok = mm_mpi_all(mm_convert_run(plan, &o, &progress, manifest, err), err);
   if (a->processes == 1 || !ok) return ok;
-  if (!all) return mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed; --resume continues");
   if (a->process == 0) {
     o.shard = 0, o.shards = 1, o.leftover = MM_LEFTOVER_RESUME;
     atomic_store(&progress.zeroed, 0); /* the journals know them all */
@@ -254,7 +257,7 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
     ok = mm_convert_run(plan, &o, &progress, manifest, err);
     atomic_store(&progress.kept_bytes, kept); /* not what this run's own processes did */
   }
-  return mm_mpi_all(ok) || ok;
+  return mm_mpi_all(ok, ok ? MM_IGNORED : err) || ok; /* all but the first are done */
 }
 
 /* A tokenizer that the runtime does not read is no reason against a conversion: what is wrong with it is said, and no image made. */
@@ -279,7 +282,6 @@ static bool print_shard(const char *part, double seconds, mm_err *err) {
 /* All from the staging directory to the summary. */
 static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, mm_events *events, mm_writer_options o,
                          mm_err *err) {
-  const mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
   const bool first = a->process == 0;
   if (a->part && !parse_shard(a->part, &o.shard, &o.shards, err)) return false;
   if (!divide_memory(a, plan, o.level, &o.threads, &o.buffers, err)) return false;
@@ -299,7 +301,7 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
   if (ok && outcome.zeroed && !a->quiet)
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
-  if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, style, err);
+  if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, err);
   if (a->json) return print_shard(a->part, outcome.seconds, err);
   fprintf(stderr, "part %s done in %.2f s; when all are, --resume without --part publishes\n", a->part, outcome.seconds);
   return true;
@@ -307,10 +309,9 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
 
 static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draft_source *draft, const mm_verdict *verdict,
                           const struct mm_followed *followed, mm_events *events, mm_err *err) {
-  mm_report_style style = a->json ? MM_REPORT_JSON : MM_REPORT_TEXT;
-  bool first = a->process == 0;
+  const bool first = a->process == 0;
   plan->gives = gives;
-  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, style, a->list, err);
+  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err);
   if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
@@ -412,6 +413,7 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
                       : a->names_only && !a->dry_run       ? "found --names-only without --dry-run"
                       : a->dry_run && a->events            ? "found --events with --dry-run, which has none; --json prints the plan"
                       : a->dry_run && a->part              ? "found --part with --dry-run, which is of the whole output"
+                      : a->part && a->processes > 1        ? "found --part under mpirun, whose processes divide the work"
                       : a->dry_run && a->mem_limit         ? "found --mem-limit with --dry-run, which reads no weight"
                       : a->list && a->quiet && !a->dry_run ? "found --list with --quiet, which prints no plan"
                                                            : NULL;
@@ -427,9 +429,7 @@ static bool run_all(void *args, mm_err *err) {
   if (a->recipe.quant && a->recipe.file)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
   if (!a->recipe.quant) a->recipe.quant = "none";
-  if (!print_words(a, &printed, err)) return false;
-  if (printed) return true;
-  if (!check_args(a, err)) return false;
+  if (!print_words(a, &printed, err) || printed) return err->status == MM_OK;
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
@@ -438,16 +438,14 @@ static bool run_all(void *args, mm_err *err) {
   mm_planning planning = {0};
   mm_verdict verdict = {0};
   a->met = true;
-  bool ok = mm_mpi_all(make_plan(a, &hf, &planning, &plan, &verdict, err));
+  bool ok = mm_mpi_all(check_args(a, err) && make_plan(a, &hf, &planning, &plan, &verdict, err), err);
   const struct mm_followed followed = {&hf, &planning.options};
-  ok = ok && convert_watched(a, &plan, &verdict, &followed, err);
+  ok = ok && (convert_watched(a, &plan, &verdict, &followed, err) || (!a->dry_run && !ready && mm_mpi_all(false, err)));
   mm_plan_close(&plan);
   mm_importance_close(&planning.calibration.importance);
   mm_act_scales_close(&planning.calibration.act_scales);
   mm_follow_close(&hf);
   mm_hf_close(&hf);
-  if (!ok && err->status == MM_OK && a->processes > 1)
-    mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "another process failed");
   return ok;
 }
 

@@ -246,6 +246,7 @@ int mm_program_fail(const mm_program *p, const mm_err *err) {
   bool known = err->status != MM_OK;
   int status = known ? (int)err->status : MM_BUG;
   const char *text = known ? err->text : "E_BUG: failed without saying why; this is a bug";
+  if (known && !*text) return status;
   if (reader_left(err)) {
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);

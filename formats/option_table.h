@@ -44,11 +44,12 @@ typedef struct mm_program {
   unsigned min_operands, max_operands;
   const mm_option *options;
   size_t option_count;
-  const char *epilog;           /* notes, and behind them "Exit status: 0 done, 2 usage."; may be NULL */
-  const char *commands;         /* the words that the first operand is one of, each before its purpose, a line each; may be NULL */
-  const char *examples;         /* three command lines; may be NULL */
-  const char *files;            /* of the man page: what it reads and writes, a line each; may be NULL */
-  bool (*may_end)(mm_err *err); /* whether it may end where --help or its like was all; may be NULL: it may */
+  const char *epilog;             /* notes, and behind them "Exit status: 0 done, 2 usage."; may be NULL */
+  const char *commands;           /* the words that the first operand is one of, each before its purpose, a line each; may be NULL */
+  const char *examples;           /* three command lines; may be NULL */
+  const char *files;              /* of the man page: what it reads and writes, a line each; may be NULL */
+  const struct mm_program *other; /* what the first operand leads to where it is the last word of this one's name; may be NULL */
+  bool (*may_end)(mm_err *err);   /* whether it may end where --help or its like was all; may be NULL: it may */
 } mm_program;
 
 /* The fields of an mm_program: its name and line, its operands in words, how many they are, its table. */

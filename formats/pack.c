@@ -46,6 +46,11 @@ bool mm_pack_same_places(const mm_pack *a, const mm_pack *b) {
   return true;
 }
 
+bool mm_pack_same_version(const mm_pack *a, const mm_pack *b) {
+  const size_t n = strcspn(a->tool, ",");
+  return strcspn(b->tool, ",") == n && memcmp(a->tool, b->tool, n) == 0;
+}
+
 bool mm_pack_same_sizes(const mm_pack *a, const mm_pack *b) {
   bool same = true;
   for (uint32_t w = 0; same && w < mm_pack_ranks(a); w++) {

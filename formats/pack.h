@@ -191,6 +191,8 @@ const mm_pack_file *mm_pack_find_file(const mm_pack *p, const char *name);
 int32_t mm_pack_steps(const mm_pack_tensor *t, uint32_t expert, uint32_t piece);
 /* True if the two were made from files of the same names, sizes and headers. */
 bool mm_pack_same_sources(const mm_pack *a, const mm_pack *b);
+/* True if the same version of the same program made both, whatever it says of the numbers that the source had (", from gptq"). */
+bool mm_pack_same_version(const mm_pack *a, const mm_pack *b);
 /* True if no rank that both have is in parts of other sizes. */
 bool mm_pack_same_sizes(const mm_pack *a, const mm_pack *b);
 /* True if experts lie alike, as far as the two have the same tensors. */

@@ -227,6 +227,13 @@ static const char epilog[] =
     "serve URL: the load test of a server; minimax-bench serve --help.\n"
     "Exit status: 0 done, 2 usage, 4 no CUDA backend, 5 the device failed, 6 no logit was a number, 8 memory.";
 
+static const char examples[] =
+    "minimax-bench kernels --model m2\n"
+    "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
+    "minimax-bench layers --model m2 --verify 8 --context 32768\n"
+    "minimax-bench choices --model m2 --quant nvfp4\n"
+    "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16";
+
 static const mm_bench_args usual = {.kv = "auto",
                                     .index = "auto",
                                     .act_quant = "on",
@@ -289,13 +296,9 @@ int main(int argc, char **argv) {
   };
   const mm_program program = {
       MM_PROGRAM("minimax-bench", "time layers of real size on a GPU, compared with its copy rate", SUBJECTS, 1, 1, options),
-      .examples =
-          "minimax-bench kernels --model m2\n"
-          "minimax-bench decode --expert-quant nvfp4 --batch 16 --context 4096\n"
-          "minimax-bench layers --model m2 --verify 8 --context 32768\n"
-          "minimax-bench choices --model m2 --quant nvfp4\n"
-          "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16",
+      .examples = examples,
       .epilog = epilog,
+      .other = &mm_load_test_program,
   };
   return mm_program_main(&program, argc, argv, &a.subject, bench_all, &a);
 }

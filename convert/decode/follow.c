@@ -14,6 +14,7 @@
 
 #include "convert/decode/follow_wait.h"
 #include "convert/decode/forms.h"
+#include "convert/source/encoding.h"
 #include "formats/records.h"
 #include "formats/system/staging.h"
 
@@ -221,13 +222,30 @@ static bool await(struct mm_follow *x, uint32_t file, mm_err *err) {
   return true;
 }
 
+/* A quantize_config.json that comes behind the plan has to mean the zero points that the plan was made with. */
+static bool same_zeros(const mm_hf *hf, mm_err *err) {
+  const mm_quantization *own = &hf->quantization;
+  const mm_path path = mm_path_of(hf->dir, "quantize_config.json");
+  if (!own->gptq || !exists(path.text)) return true;
+  mm_hf other = {0};
+  mm_json *j = mm_json_load(path.text, MM_CONFIG_MAX, MM_IGNORED); /* NULL while it is not whole */
+  const bool read = j && mm_quantization_parse(&other, j, path.text, "gptq", MM_IGNORED);
+  const bool same = !read || other.quantization.zero_less == own->zero_less || (own->less_assumed && other.quantization.less_assumed);
+  mm_json_free(j);
+  mm_arena_close(&other.arena);
+  return same ||
+         mm_fail(err, MM_UNSUPPORTED, "E_FOLLOW", mm_at(path.text, NULL),
+                 "found another format of zero points than that of the plan, which was made before this file came: convert the whole "
+                 "download without --follow");
+}
+
 /* Waits for the file. MM_INTERRUPTED E_FOLLOW: it did not come, or the program is to stop. MM_INTEGRITY E_FREED: it was freed, but is
  * needed again. Any header that is not what the plan assumes is an error of its own. */
 static bool await_file(const mm_hf *hf, uint32_t file, mm_err *err) {
   struct mm_follow *x = hf->follow;
   if (atomic_load(&x->file[file].state) == MM_ARRIVED) return true;
   pthread_mutex_lock(&x->lock);
-  const bool ok = await(x, file, err);
+  const bool ok = same_zeros(hf, err) && await(x, file, err);
   atomic_store(&x->waiting, NULL);
   pthread_mutex_unlock(&x->lock);
   return ok;
@@ -249,7 +267,7 @@ bool mm_follow_await_all(const mm_hf *hf, mm_err *err) {
     if (!(ok = mm_wait_once(&w, there && w.unfinished[0] ? w.unfinished : tokenizer, "", err))) break;
   }
   atomic_store(&x->waiting, NULL);
-  return ok;
+  return ok && same_zeros(hf, err);
 }
 
 void mm_follow_abandon(const mm_hf *hf, const mm_err *reason) {

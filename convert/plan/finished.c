@@ -138,7 +138,8 @@ static const char *what_differs(const mm_pack *is, const mm_plan *p) {
   const char *key;
   if (!mm_pack_same_sources(is, own)) return "source";
   if (has_manifest(p) && !mm_model_same(&is->model, &own->model, &key)) return "config.json";
-  if (strcmp(is->tool, own->tool) != 0) return "version of this program";
+  if (!mm_pack_same_version(is, own)) return "version of this program";
+  if (strcmp(is->tool, own->tool) != 0) return "quantization of the source";
   if (!mm_pack_same_places(is, own)) return "--place";
   for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
     if (strcmp(p->text[i].name, MM_CARD) != 0 && !mm_finished_has_text(is, &p->text[i])) return "config.json or version of this program";

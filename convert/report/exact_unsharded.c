@@ -79,10 +79,22 @@ bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm
 
 /* ---- made from the source, or from a packed checkpoint of it ---- */
 
-static const mm_hf_tensor *find_original(const mm_hf *made, const char *name) {
-  for (size_t i = 0; i < made->tensor_count; i++)
-    if (strcmp(made->tensor[i].original, name) == 0) return &made->tensor[i];
-  return NULL;
+static int by_original(const void *a, const void *b) {
+  return strcmp((*(const mm_hf_tensor *const *)a)->original, (*(const mm_hf_tensor *const *)b)->original);
+}
+
+/* [made->tensor_count] in order of their names in the files; free() it. */
+static const mm_hf_tensor **sort_by_original(const mm_hf *made, mm_err *err) {
+  const mm_hf_tensor **out = mm_calloc(made->tensor_count + 1, sizeof *out, err);
+  for (size_t i = 0; out && i < made->tensor_count; i++) out[i] = &made->tensor[i];
+  if (out) qsort(out, made->tensor_count, sizeof *out, by_original);
+  return out;
+}
+
+static const mm_hf_tensor *find_original(const mm_hf_tensor *const *by_name, size_t n, const char *name) {
+  const mm_hf_tensor key = {.original = name}, *at = &key;
+  const mm_hf_tensor *const *hit = bsearch(&at, by_name, n, sizeof(void *), by_original);
+  return hit ? *hit : NULL;
 }
 
 /* Sets *equal: t is the static scale of the inputs of tensor i, as the plan's target format stores it. */
@@ -98,14 +110,14 @@ static bool has_input_scale(const mm_plan *plan, const mm_hf *made, const mm_hf_
 }
 
 /* Sets *fits: the first piece of tensor i has the names, types and shapes of the plan, and its static scale of inputs. */
-static bool fits_plan(const mm_plan *plan, const mm_hf *made, uint32_t i, bool *fits, mm_err *err) {
+static bool fits_plan(const mm_plan *plan, const mm_hf *made, const mm_hf_tensor *const *by_name, uint32_t i, bool *fits, mm_err *err) {
   mm_arena names = {0};
   const mm_pack_tensor *t = &plan->pack.tensor[i];
   bool ok = true;
   *fits = true;
   for (unsigned k = 0; ok && *fits && k < t->plane_count; k++) {
     const char *name = plan->layout->name(plan, i, 0, k, &names, err);
-    const mm_hf_tensor *x = name ? find_original(made, name) : NULL;
+    const mm_hf_tensor *x = name ? find_original(by_name, made->tensor_count, name) : NULL;
     const mm_shape shape = plan->layout->shape(plan, i, 0, k);
     ok = name != NULL;
     *fits = x && x->dtype == t->plane[k].dtype && mm_shape_equal(&x->shape, &shape);
@@ -124,16 +136,18 @@ static bool differs(const mm_plan *a, const mm_plan *b, size_t i) {
 
 bool mm_exact_from_packed(const mm_plan *own, const mm_plan *packed, const mm_made *of, bool *from_packed, mm_err *err) {
   const mm_hf *made = of->hf;
-  bool fits = true;
+  const mm_hf_tensor **by_name = sort_by_original(made, err);
+  bool fits = true, ok = by_name;
   *from_packed = false;
   for (size_t i = 0; i < MM_PLAN_TEXTS && own->text[i].name && packed->text[i].name; i++)
     if (strcmp(own->text[i].name, MM_CARD) != 0 && strcmp(own->text[i].text, packed->text[i].text) != 0 &&
         mm_finished_has_text(of->digests, &packed->text[i]))
       *from_packed = true;
-  for (uint32_t i = 0; fits && !*from_packed && i < own->pack.tensor_count; i++)
-    if (differs(own, packed, i) && (!fits_plan(own, made, i, &fits, err) || (!fits && !fits_plan(packed, made, i, from_packed, err))))
-      return false;
-  return true;
+  for (uint32_t i = 0; ok && fits && !*from_packed && i < own->pack.tensor_count; i++)
+    ok = !differs(own, packed, i) ||
+         (fits_plan(own, made, by_name, i, &fits, err) && (fits || fits_plan(packed, made, by_name, i, from_packed, err)));
+  free(by_name);
+  return ok;
 }
 
 /* ---- static scales of activations ---- */
@@ -195,20 +209,15 @@ typedef struct taking {
   thread_state *state;
 } taking;
 
-static int by_original(const void *a, const void *b) {
-  return strcmp((*(const mm_hf_tensor *const *)a)->original, (*(const mm_hf_tensor *const *)b)->original);
-}
-
 static const mm_hf_tensor *find_stored(const unsharded_job *job, const mm_strip *x, unsigned plane, mm_err *err) {
   mm_arena names = {0};
   const mm_layout *layout = job->plan->layout;
-  mm_hf_tensor key = {.original = layout->name(job->plan, x->tensor, x->piece, plane, &names, err)}, *at = &key;
-  const mm_hf_tensor *const *hit = key.original ? bsearch(&at, job->by_name, job->made->tensor_count, sizeof(void *), by_original) : NULL;
+  const char *name = layout->name(job->plan, x->tensor, x->piece, plane, &names, err);
   const mm_shape shape = layout->shape(job->plan, x->tensor, x->piece, plane);
-  const mm_hf_tensor *t = hit ? *hit : NULL;
-  if (key.original && (!t || t->dtype != x->t->plane[plane].dtype || !mm_shape_equal(&t->shape, &shape))) {
+  const mm_hf_tensor *t = name ? find_original(job->by_name, job->made->tensor_count, name) : NULL;
+  if (name && (!t || t->dtype != x->t->plane[plane].dtype || !mm_shape_equal(&t->shape, &shape))) {
     t = NULL;
-    mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(job->p->dir, key.original),
+    mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(job->p->dir, name),
             "found no such tensor, or another type or shape of it, expected that of this source");
   }
   mm_arena_close(&names);
@@ -249,14 +258,9 @@ static bool same_count(const unsharded_job *job, mm_err *err) {
 }
 
 bool mm_exact_unsharded(const mm_plan *plan, const mm_hf *made, const mm_pack *p, unsigned threads, mm_err *err) {
-  unsharded_job job = {.plan = plan,
-                       .p = p,
-                       .made = made,
-                       .by_name = mm_calloc(made->tensor_count + 1, sizeof *job.by_name, err),
-                       .state = mm_calloc(threads, sizeof *job.state, err)};
+  unsharded_job job = {
+      .plan = plan, .p = p, .made = made, .by_name = sort_by_original(made, err), .state = mm_calloc(threads, sizeof *job.state, err)};
   bool ok = job.by_name && job.state && same_count(&job, err);
-  for (size_t i = 0; job.by_name && i < made->tensor_count; i++) job.by_name[i] = &made->tensor[i];
-  if (job.by_name) qsort(job.by_name, made->tensor_count, sizeof *job.by_name, by_original);
   for (unsigned i = 0; job.state && i < threads; i++) {
     mm_worker_open(&job.state[i].worker, plan->hf);
     mm_hf_reader_open(&job.state[i].reader, made);

@@ -3,6 +3,7 @@
 
 #ifdef MM_MPI
 #include <mpi.h>
+#include <string.h>
 
 void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
   int r = 0, n = 1;
@@ -13,10 +14,19 @@ void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
   *size = (uint32_t)n;
 }
 
-bool mm_mpi_all(bool ok) {
-  int mine = ok, all = 0;
-  MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
-  return all != 0;
+bool mm_mpi_all(bool ok, mm_err *err) {
+  int size = 1, own = 0, mine, first;
+  mm_err said;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  mine = ok ? size : own;
+  MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (first == size) return true;
+  memcpy(&said, err, sizeof said);
+  MPI_Bcast(&said, sizeof said, MPI_BYTE, first, MPI_COMM_WORLD);
+  if (ok) *err = said;
+  if (own != 0 && strcmp(said.text, err->text) == 0) *err->text = 0;
+  return false;
 }
 
 void mm_mpi_end(void) { MPI_Finalize(); }
@@ -38,7 +48,11 @@ void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
   *size = 1;
 }
 
-bool mm_mpi_all(bool ok) { return ok; }
+/* NOLINTNEXTLINE(readability-non-const-parameter): the MPI build changes it */
+bool mm_mpi_all(bool ok, mm_err *err) {
+  (void)err;
+  return ok;
+}
 
 void mm_mpi_end(void) {}
 

@@ -2,13 +2,13 @@
 #ifndef MM_CONVERT_MPI_H
 #define MM_CONVERT_MPI_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "formats/system/base.h"
 
 /* To be called first in main. */
 void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size);
-/* Waits for all processes; true when every one of them passed true. */
-bool mm_mpi_all(bool ok);
+/* Waits for all processes; true when every one of them passed true. Otherwise *err is set in all of them, that of the first that failed in
+ * those that did not. The first process has its words, for all that failed alike; the others have none (mm_err.text). */
+bool mm_mpi_all(bool ok, mm_err *err);
 void mm_mpi_end(void);
 /* Ends all processes with `status`, for one that cannot meet the others; returns where there are no others. */
 void mm_mpi_abort(int status);

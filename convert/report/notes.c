@@ -50,6 +50,52 @@ static void put_idle_factor(FILE *f, const mm_json *config) {
       fprintf(f, "note: %s.factor has no effect with the type \"default\"\n", in[i]);
 }
 
+static mm_numbers numbers_of(mm_code c) {
+  switch (c) {
+    case MM_CODE_E4M3: return MM_NUMBERS_FP8;
+    case MM_CODE_INT8: return MM_NUMBERS_INT8;
+    case MM_CODE_E2M1: return MM_NUMBERS_FP4;
+    case MM_CODE_PLAIN: return MM_NUMBERS_PLAIN;
+    default: return MM_NUMBERS_INT4;
+  }
+}
+
+/* The kinds of inputs that the source's description gives a linear kept as stored; 0 where it has that of its scheme, or says nothing. */
+static unsigned other_inputs(const mm_hf *hf, const mm_plan_tensor *pt) {
+  if (!pt->as_stored || pt->scheme->code == MM_CODE_PLAIN || mm_is_plain(&pt->matrix[0])) return 0;
+  const unsigned set = hf->quantization.inputs.of[numbers_of(pt->matrix[0].encoding->code)];
+  return set >> numbers_of(mm_act_formats[pt->scheme->act].code) & 1 ? 0 : set;
+}
+
+/* Linears whose inputs the source's engines round otherwise than the scheme that keeps the weights; a line for each scheme. */
+static void put_inputs(FILE *f, const mm_hf *hf, const mm_plan *p) {
+  char theirs[96], ours[96];
+  for (size_t i = 0; i < p->pack.tensor_count; i++) {
+    const mm_plan_tensor *pt = &p->tensor[i];
+    const unsigned set = other_inputs(hf, pt), own = 1u << numbers_of(mm_act_formats[pt->scheme->act].code);
+    size_t n = 0, before = 0;
+    for (size_t j = 0; set && j < p->pack.tensor_count; j++)
+      if (p->tensor[j].scheme == pt->scheme && other_inputs(hf, &p->tensor[j]) == set) n++, before += j < i;
+    if (n == 0 || before > 0) continue;
+    fprintf(f, "note: the source declares inputs of its %s weights %s, %s takes them %s%s (tensors: %zu)\n", pt->matrix[0].encoding->name,
+            mm_numbers_words(set, theirs), pt->scheme->name, mm_numbers_words(own, ours),
+            own == 1u << MM_NUMBERS_PLAIN ? "" : " unless run with --act-quant off", n);
+  }
+}
+
+/* Zero points that GPTQ's two formats store differently, in a file that does not say which it has. */
+static void put_assumed_zeros(FILE *f, const mm_hf *hf, const mm_plan *p) {
+  size_t n = 0;
+  for (size_t i = 0; hf->quantization.less_assumed && i < p->pack.tensor_count; i++) {
+    const mm_matrix *x = &p->tensor[i].matrix[0];
+    n += x->encoding->less && x->part[MM_ZERO].tensor && !x->symmetric;
+  }
+  if (n)
+    fprintf(f,
+            "note: no checkpoint_format is declared; zero points are taken as GPTQ's first format stores them, one less (tensors: %zu)\n",
+            n);
+}
+
 void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   const struct mm_calibrated *c = &p->calibrated;
   const size_t past = mm_hf_past_last(hf, &p->pack.model);
@@ -69,6 +115,8 @@ void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   if (c->given > 0 && c->ones == c->given)
     fprintf(f, "note: all static scales of activations are 1 (matrices: %" PRIu64 "), as without calibration; --act-scales gives others\n",
             c->given);
+  put_inputs(f, hf, p);
+  put_assumed_zeros(f, hf, p);
   if ((n = unquantised(p, MM_KIND_EMBED, &pt)))
     fprintf(f, "note: \"%s\" is %s in the source and stored as %s; --head or --override names another scheme (tensors: %zu)\n",
             pt->rule[0]->ours, pt->matrix[0].encoding->name, pt->scheme->name, n);
@@ -82,7 +130,16 @@ static bool lies_there(const mm_hf *hf, const char *name) {
   return stat(mm_path_of(hf->dir, name).text, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
 }
 
+/* A file of settings that programs will refuse. */
+static void put_broken(FILE *f, const mm_hf *hf, const char *name) {
+  mm_err reason = {0};
+  mm_json *j = lies_there(hf, name) ? mm_json_load(mm_path_of(hf->dir, name).text, MM_CONFIG_MAX, &reason) : NULL;
+  if (reason.status == MM_BAD_INPUT) fprintf(f, "note: minimax-run and minimax-serve will refuse the output: %s\n", reason.text);
+  mm_json_free(j);
+}
+
 void mm_report_absent(FILE *f, const mm_hf *hf) {
+  put_broken(f, hf, "generation_config.json");
   mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
   const mm_json *own = mm_json_get(config, "chat_template");
   const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||

@@ -138,10 +138,13 @@ static mm_source place_part(const mm_stored_form *f, const mm_site *p, mm_cell c
   return (mm_source){t, at * mm_dtype_bits(t->dtype) / 8, line};
 }
 
-/* Index of the tensor's shape among the possible ones, or -1. A grid whose groups do not divide K has none. */
+/* Index of the tensor's shape among the possible ones, or -1. A grid whose groups do not divide K has none. [n, 1, 1] is a vector, too:
+ * compressed-tensors' scales of attention heads. */
 static int shape_index(const mm_stored_form *f, const mm_site *p, mm_cell c, const mm_hf_tensor *t) {
   mm_shape s[3];
+  const mm_shape *own = &t->shape;
   if (c.k == MM_CELL_GROUP) return -1;
+  if (p->vector && own->rank == 3 && own->dim[0] == p->rows && own->dim[1] == 1 && own->dim[2] == 1) return 0;
   for (unsigned i = 0, n = shapes(f, p, c, s); i < n; i++)
     if (mm_shape_equal(&t->shape, &s[i])) return (int)i;
   return -1;
@@ -309,6 +312,11 @@ static void mark_used(mm_hf *hf, const mm_site *p, const char *suffix) {
   if (t) t->used = true;
 }
 
+/* The static scale of inputs in FP8 says nothing to the schemes of FP4. */
+static bool scales_other_inputs(const mm_hf *hf, const mm_encoding *e) {
+  return e->part[MM_GLOBAL].suffix && hf->quantization.inputs.of[MM_NUMBERS_FP4] == 1u << MM_NUMBERS_FP8;
+}
+
 static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *out, mm_err *err) {
   mm_hf_tensor *t = find(hf, p, e->codes.suffix);
   mm_cell c = cell_of(&e->codes, p, t, hf->quantization.block);
@@ -330,6 +338,7 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
   out->reordered = group.order;
   for (unsigned i = 0; i < MM_COMPANIONS; i++)
     if (!companion(hf, p, e, (mm_companion)i, out, err)) return false;
+  if (scales_other_inputs(hf, e)) out->part[MM_INPUT] = (mm_source){0};
   for (size_t i = 0; i < sizeof e->unread / sizeof *e->unread; i++) mark_used(hf, p, e->unread[i]);
   return group_declared(hf, out, err);
 }

@@ -103,8 +103,6 @@ const mm_scheme *mm_encoding_scheme(const mm_matrix *x, size_t matrices, unsigne
  * what is not read; `fallback` is the method of a file that does not say. */
 MM_MUST_USE bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const char *fallback, mm_err *err);
 
-/* True if a quantization is described in MLX's way: a group size and bits, without a method. */
-bool mm_quantization_mlx(const mm_json *j);
 /* Takes blocks of 128 x 128 where the checkpoint declares FP8 and no size, its headers are known and no other power of two explains all
  * block scales, on either side (encoding_block.c). */
 void mm_quantization_block(mm_hf *hf);

@@ -31,13 +31,14 @@
 static const uint8_t awq_order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 /* compressed-tensors' pack-quantized: words of 32 / bits columns, offset binary; zero points packed along rows. */
-#define PACKED(title, per)                                                                                                     \
-  .name = title, .codes = GRID("weight_packed", BIT(MM_I32), 1, per), .signed_scale = true,                                    \
-  .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP),                                                         \
-           [MM_ZERO] = {.suffix = "weight_zero_point", .dtypes = BIT(MM_I32), .cell = {per, MM_CELL_GROUP}, .optional = true}, \
-           [MM_ORDER] = G_IDX("weight_g_idx"),                                                                                 \
-           [MM_INPUT] = INPUT("input_scale"),                                                                                  \
-           [MM_SIDES] = {.suffix = "weight_shape", .dtypes = BIT(MM_I64) | BIT(MM_I32), .span = MM_SPAN_SIDES, .optional = true}}
+#define PACKED(title, per)                                                                                                         \
+  .name = title, .codes = GRID("weight_packed", BIT(MM_I32), 1, per), .signed_scale = true,                                        \
+  .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP),                                                             \
+           [MM_ZERO] = {.suffix = "weight_zero_point", .dtypes = BIT(MM_I32), .cell = {per, MM_CELL_GROUP}, .optional = true},     \
+           [MM_ORDER] = G_IDX("weight_g_idx"),                                                                                     \
+           [MM_INPUT] = INPUT("input_scale"),                                                                                      \
+           [MM_SIDES] = {.suffix = "weight_shape", .dtypes = BIT(MM_I64) | BIT(MM_I32), .span = MM_SPAN_SIDES, .optional = true}}, \
+  .unread = {"input_zero_point"}
 /* GPTQ: the same words along the columns of a matrix that lies on its side. */
 #define GPTQ(title, per)                                                                              \
   .name = title, .codes = TURNED("qweight", BIT(MM_I32), 1, per), .signed_scale = true, .less = true, \
@@ -95,6 +96,12 @@ const mm_encoding mm_encodings[] = {
     ENCODING("per-channel int8", MM_CODE_INT8, GRID("weight", BIT(MM_I8), 1, 1),
              .part = {[MM_SCALE] = PER_ROW, [MM_SMOOTH] = SMOOTH, [MM_INPUT] = INPUT("input_scale")}, .signed_scale = true,
              .unread = {"input_zero_point"}, .scheme = "int8"),
+    ENCODING("int8 in groups", MM_CODE_INT8, GRID("weight", BIT(MM_I8), 1, 1),
+             .part = {[MM_SCALE] = GRID("weight_scale", FLOAT, 1, MM_CELL_GROUP), [MM_INPUT] = INPUT("input_scale")}, .signed_scale = true,
+             .unread = {"input_zero_point"}, .scheme = "int8"),
+    ENCODING("tensor-wise int8", MM_CODE_INT8, GRID("weight", BIT(MM_I8), 1, 1),
+             .part = {[MM_SCALE] = ONE("weight_scale", FLOAT), [MM_INPUT] = INPUT("input_scale")}, .signed_scale = true,
+             .unread = {"input_zero_point"}, .scheme = "int8"),
     ENCODING("AWQ", MM_CODE_INT4_OFFSET, TURNED("qweight", BIT(MM_I32), 8, 1),
              .part = {[MM_SCALE] = TURNED("scales", FLOAT, 1, MM_CELL_GROUP), [MM_ZERO] = TURNED("qzeros", BIT(MM_I32), 8, MM_CELL_GROUP)},
              .signed_scale = true, .order = awq_order),
@@ -107,6 +114,7 @@ const mm_refused_suffix mm_refused_suffixes[] = {
     {"quant_weight", "E_Q_METHOD", "FastDeploy's quant_weight, which does not say whether its rows are permuted or rotated"},
     {"weight_offset", "E_Q_METHOD", "ModelSlim's weight_offset"},
     {"blocks", "E_Q_METHOD", "gpt-oss's blocks, whose gate and up rows may be interleaved"},
+    {"w_bf16_to_fp8_scale", "E_Q_METHOD", "the second scale of auto-round's W4A8"},
     {"svdquant_lora_a", "E_Q_TRANSFORM", "SVDQuant's low-rank part"},
     {"svdquant_lora_b", "E_Q_TRANSFORM", "SVDQuant's low-rank part"},
     {NULL, NULL, NULL},

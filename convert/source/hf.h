@@ -3,6 +3,7 @@
 #ifndef MM_CONVERT_HF_H
 #define MM_CONVERT_HF_H
 
+#include "convert/model/declared.h"
 #include "convert/model/module_groups.h"
 #include "convert/model/rule.h"
 #include "formats/hash.h"
@@ -47,6 +48,8 @@ typedef struct mm_quantization {
   bool gptq, symmetric;
   const mm_module_groups *differing; /* NULL, or the groups of modules that zeros, order and symmetric depend on */
   uint32_t zero_less;                /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
+  bool less_assumed;                 /* no key says which of the two */
+  mm_declared_inputs inputs;
 } mm_quantization;
 
 typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;

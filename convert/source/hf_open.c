@@ -53,7 +53,8 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
   char rest[NAME_MAX + 64];
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                  "no such file; of %zu files that the index names, %zu are missing%s%s", hf->file_count, missing,
-                 mm_hub_rest(hf->dir, rest, sizeof rest), hf->dry_run ? "; --names-only does with config.json and the index alone" : "");
+                 mm_hub_rest(hf->dir, rest, sizeof rest),
+                 hf->dry_run && mm_hf_types_named(hf, MM_IGNORED) ? "; --names-only does with config.json and the index alone" : "");
 }
 
 /* Weights of other kinds, by the end of a file's name. */
@@ -253,13 +254,15 @@ static bool same_text(const mm_json *a, const mm_json *b) {
 
 /* GPTQModel reads quantize_config.json, engines read config.json: refuses a format of zero points in which the two differ. */
 static bool same_zeros(mm_hf *hf, mm_err *err) {
-  const mm_quantization own = hf->quantization;
+  mm_quantization own = hf->quantization;
   const char *path = join(hf, "quantize_config.json", err);
   if (!path) return false;
   if (!own.gptq || !exists(path)) return true;
   mm_json *j = read_json(hf, path, MM_IGNORED);
   hf->quantization = (mm_quantization){0};
-  const bool differs = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED) && hf->quantization.zero_less != own.zero_less;
+  const bool read = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED), stated = read && !hf->quantization.less_assumed;
+  const bool differs = read && hf->quantization.zero_less != own.zero_less && !own.less_assumed;
+  if (stated && own.less_assumed) own.zero_less = hf->quantization.zero_less, own.less_assumed = false;
   hf->quantization = own;
   mm_json_free(j);
   return !differs || mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "found format \"%s\", expected \"%s\" as %s says",
@@ -279,7 +282,7 @@ bool mm_hf_described(const mm_hf *hf) {
   bool found = false;
   for (size_t i = 0; !found && i < hf->tensor_count; i++)
     for (size_t j = 0; j < sizeof ending / sizeof *ending; j++) found = found || mm_ends_with(hf->tensor[i].original, ending[j]);
-  return hf->quantization.method || !found;
+  return (hf->quantization.method && (!hf->quantization.less_assumed || hf->quantization.symmetric)) || !found;
 }
 
 bool mm_hf_types_named(const mm_hf *hf, mm_err *err) {
@@ -300,6 +303,8 @@ const char *mm_hf_description(size_t i) { return i < sizeof companion / sizeof *
 static bool read_quantization(mm_hf *hf, mm_err *err) {
   static const char *const key[] = {"quantization_config", "compression_config"};
   const mm_json *from[] = {hf->config, mm_json_get(hf->config, "text_config")}, *first = NULL;
+  for (size_t i = 0; i < 2; i++)
+    if (!mm_declared_unrotated(hf->config_path, from[i], err)) return false;
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
     if (mm_json_type_of(q) == MM_JSON_NULL) continue;
@@ -310,7 +315,7 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
     if (!first) first = q;
   }
   if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_zeros(hf, err);
-  if (mm_quantization_mlx(mm_json_get(hf->config, "quantization")))
+  if (mm_declared_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {
     const char *path = join(hf, companion[i].file, err);

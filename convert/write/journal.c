@@ -99,6 +99,7 @@ static uint64_t decoding_check(const mm_quantization *q, const mm_importance *im
   mm_sha256_begin(&s);
   mm_sha256_add(&s, method, strlen(method) + 1);
   mm_sha256_add(&s, how, sizeof how);
+  mm_sha256_add(&s, q->inputs.of, sizeof q->inputs.of);
   mm_sha256_add(&s, q->group, q->groups * sizeof *q->group);
   if (importance) add_identity(&s, &importance->id);
   return check_of(&s);
@@ -154,6 +155,8 @@ static bool other_plan(const mm_journal_header *found, const mm_journal_header *
   if (found->source != h->source || found->files != h->files) return refuse(at, "a run of another source", "the same", err);
   if (found->cut != h->cut) return cut_text(found->cut, own), refuse(at, a, cut_text(h->cut, b), err);
   if (mm_recipe_code_differ(found->quant, h->quant, own, b)) return refuse(at, a, b, err);
+  if (found->decoding != h->decoding)
+    return refuse(at, "a run with another quantization of the source or another --importance", "the same", err);
   return refuse(at, "a run with another --part-size or config.json, or of another version of this program", "the same", err);
 }
 

@@ -114,13 +114,13 @@ static uint64_t largest_part(const mm_plan *p) {
   return most;
 }
 
-/* Refuses an output that cannot fit, with its draft. The size of an archive is not known before it is made, and a source may be freed
- * meanwhile: only one part must fit then. */
+/* Refuses an output that cannot fit, with its draft and companions. The size of an archive is not known before it is made, and a source may
+ * be freed meanwhile: only one part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
   const bool alone = w->o.level > 0 || mm_follow_frees(w->plan->hf);
   uint64_t have = 0, whole = alone ? largest_part(w->plan) : w->plan->output_bytes + w->plan->draft.bytes;
   if (!mm_runs_staged(w, &have, err)) return false;
-  return mm_staging_capacity(&w->stage, whole > have ? whole - have : 0, err);
+  return mm_staging_capacity(&w->stage, (whole > have ? whole - have : 0) + w->companion_bytes, err);
 }
 
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {

@@ -62,6 +62,7 @@ typedef struct mm_writer {
   size_t dead_count, dead_cap;
   uint32_t *dead;  /* all-zero lm_head rows */
   uint64_t zeroed; /* weights that were not finite, of steps that are not done again */
+  uint64_t companion_bytes;
   mm_arena arena;
 } mm_writer;
 

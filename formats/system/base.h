@@ -70,7 +70,7 @@ static inline mm_where mm_at_offset(const char *file, const char *tensor, uint64
 typedef struct mm_err {
   mm_status status; /* MM_OK while nothing has failed */
   char code[24];    /* "E_PREFIX": stable, documented in docs/errors.md */
-  char text[3072];  /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline */
+  char text[3072]; /* `CODE: FILE: tensor "NAME": offset N: found …, expected …`, names escaped, no newline; "": another process says it */
 } mm_err;
 
 /* The err of a call whose failure needs no words: the result says it, or it does not matter. */

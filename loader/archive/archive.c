@@ -243,13 +243,20 @@ bool mm_archive_pack(const char *dir, const char *target, int level, unsigned th
   return ok;
 }
 
+/* Bytes of all files of the checkpoint. */
+static uint64_t unpacked_bytes(const mm_archive *a) {
+  uint64_t n = totals(a).bytes + a->manifest_bytes;
+  for (size_t i = 0; i < a->pack.file_count; i++) n += a->pack.file[i].size;
+  return n;
+}
+
 bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err) {
   mm_archive a = {0};
   mm_staging s = MM_STAGING_NONE;
   mm_archive_lanes l = {0};
   bool ok = mm_archive_lanes_open(&l, threads, err) && mm_archive_open(&a, dir, err);
   *t = totals(&a);
-  ok = ok && mm_staging_open(&s, target, "unpack", dir, t->bytes, staged, &a.pack, err);
+  ok = ok && mm_staging_open(&s, target, "unpack", dir, unpacked_bytes(&a), staged, &a.pack, err);
   for (size_t i = 0; ok && i < a.part_count; i++) ok = mm_archive_unpack_part(&a.part[i], dir, s.dir, s.path, &l, err);
   ok = ok && copy_companions(&a.pack, &s, err) && mm_write_file_at(s.dir, s.path, MM_MANIFEST, a.manifest, a.manifest_bytes, err) &&
        mm_staging_publish(&s, err);

@@ -231,42 +231,43 @@ static bool load_test(void *args, mm_err *err) {
   return ok;
 }
 
-int mm_load_test_main(int argc, char **argv) {
-  load_args a = {.endpoint = "completions", .requests = 100, .input = 1024, .output = 128, .vocab = 32000, .timeout = 600};
-  const mm_option options[] = {
-      MM_OPTION(STR, "model", &a.model, "NAME", "the model's name in requests (the first that the server has)"),
-      MM_OPTION(STR, "endpoint", &a.endpoint, "WORD", "prompts of random token ids, or conversations of random words (completions)",
-                .choices = "completions|chat"),
-      MM_OPTION(STR, "dataset-path", &a.dataset, "FILE",
-                "prompts from a file of ShareGPT's form: the first text of each conversation, in random order (random prompts)"),
-      MM_OPTION(U64, "num-prompts", &a.requests, "N", "requests in all (100)", .lo = 1, .hi = 1 << 20),
-      MM_OPTION(U64, "random-input-len", &a.input, "N", "tokens of a prompt, in chat words (1024)", .alias = "input-len", .lo = 1,
-                .hi = LENGTH_MAX),
-      MM_OPTION(U64, "random-output-len", &a.output, "N", "tokens of a reply at most (128)", .alias = "output-len", .lo = 1,
-                .hi = LENGTH_MAX),
-      MM_OPTION(REAL, "random-range-ratio", &a.ratio, "X", "lengths are drawn from (1 - X) to (1 + X) of these (0)",
-                .alias = "range-ratio"),
-      MM_OPTION(U64, "vocab", &a.vocab, "N", "prompts have ids from N/8 up to N (32000)", .lo = 8, .hi = 1 << 24),
-      MM_OPTION(REAL, "request-rate", &a.rate, "X", "requests a second, at random times; 0: all at once (0)"),
-      MM_OPTION(U64, "max-concurrency", &a.concurrency, "N", "requests under way at most, 0: any number (0)", .hi = 1 << 16),
-      MM_OPTION(STR, "goodput", &a.goodput, "GOALS", "also count requests within these milliseconds, as in ttft:500,tpot:50,e2el:20000"),
-      MM_OPTION(U64, "seed", &a.seed, "N", "of lengths, prompts and times (0)"),
-      MM_OPTION(REAL, "timeout", &a.timeout, "SECONDS", "of a request (600)"),
-      MM_FLAG("stop-at-eos", &a.stop_at_eos, "let replies end by themselves; without it they have their full length (ignore_eos)"),
-      MM_FLAG("json", &a.json, "one object with the fields of vllm bench serve; errors as JSON"),
-      MM_FLAG("quiet", &a.quiet, "no line on failed requests on stderr", .letter = 'q'),
-  };
-  const mm_program program = {
-      MM_PROGRAM("minimax-bench serve", "put a load on a server with OpenAI's API, and time its replies", "URL", 1, 1, options),
-      .examples =
-          "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16\n"
-          "minimax-bench serve http://127.0.0.1:8000 --num-prompts 500 --request-rate 4 --random-input-len 8192 --range-ratio 0.5\n"
-          "minimax-bench serve http://127.0.0.1:8000 --goodput ttft:2000,tpot:50 --json",
-      .epilog =
-          "Any server with /v1/completions or /v1/chat/completions can be measured. MINIMAX_API_KEY in the environment is its key.\n"
-          "ttft: from sending to the first text. tpot: the time after it over the other tokens. itl: between pieces. e2el: the whole.\n"
-          "Exit status: 0 done, 2 usage, 3 the server's answer is no JSON or the data set not of its form, 5 no request was completed, 8 "
-          "memory or limit.",
-  };
-  return mm_program_main(&program, argc, argv, &a.url, load_test, &a);
-}
+static load_args given = {.endpoint = "completions", .requests = 100, .input = 1024, .output = 128, .vocab = 32000, .timeout = 600};
+
+static const mm_option options[] = {
+    MM_OPTION(STR, "model", &given.model, "NAME", "the model's name in requests (the first that the server has)"),
+    MM_OPTION(STR, "endpoint", &given.endpoint, "WORD", "prompts of random token ids, or conversations of random words (completions)",
+              .choices = "completions|chat"),
+    MM_OPTION(STR, "dataset-path", &given.dataset, "FILE",
+              "prompts from a file of ShareGPT's form: the first text of each conversation, in random order (random prompts)"),
+    MM_OPTION(U64, "num-prompts", &given.requests, "N", "requests in all (100)", .lo = 1, .hi = 1 << 20),
+    MM_OPTION(U64, "random-input-len", &given.input, "N", "tokens of a prompt, in chat words (1024)", .alias = "input-len", .lo = 1,
+              .hi = LENGTH_MAX),
+    MM_OPTION(U64, "random-output-len", &given.output, "N", "tokens of a reply at most (128)", .alias = "output-len", .lo = 1,
+              .hi = LENGTH_MAX),
+    MM_OPTION(REAL, "random-range-ratio", &given.ratio, "X", "lengths are drawn from (1 - X) to (1 + X) of these (0)",
+              .alias = "range-ratio"),
+    MM_OPTION(U64, "vocab", &given.vocab, "N", "prompts have ids from N/8 up to N (32000)", .lo = 8, .hi = 1 << 24),
+    MM_OPTION(REAL, "request-rate", &given.rate, "X", "requests a second, at random times; 0: all at once (0)"),
+    MM_OPTION(U64, "max-concurrency", &given.concurrency, "N", "requests under way at most, 0: any number (0)", .hi = 1 << 16),
+    MM_OPTION(STR, "goodput", &given.goodput, "GOALS", "also count requests within these milliseconds, as in ttft:500,tpot:50,e2el:20000"),
+    MM_OPTION(U64, "seed", &given.seed, "N", "of lengths, prompts and times (0)"),
+    MM_OPTION(REAL, "timeout", &given.timeout, "SECONDS", "of a request (600)"),
+    MM_FLAG("stop-at-eos", &given.stop_at_eos, "let replies end by themselves; without it they have their full length (ignore_eos)"),
+    MM_FLAG("json", &given.json, "one object with the fields of vllm bench serve; errors as JSON"),
+    MM_FLAG("quiet", &given.quiet, "no line on failed requests on stderr", .letter = 'q'),
+};
+
+const mm_program mm_load_test_program = {
+    MM_PROGRAM("minimax-bench serve", "put a load on a server with OpenAI's API, and time its replies", "URL", 1, 1, options),
+    .examples =
+        "minimax-bench serve http://127.0.0.1:8000 --max-concurrency 16\n"
+        "minimax-bench serve http://127.0.0.1:8000 --num-prompts 500 --request-rate 4 --random-input-len 8192 --range-ratio 0.5\n"
+        "minimax-bench serve http://127.0.0.1:8000 --goodput ttft:2000,tpot:50 --json",
+    .epilog =
+        "Any server with /v1/completions or /v1/chat/completions can be measured. MINIMAX_API_KEY in the environment is its key.\n"
+        "ttft: from sending to the first text. tpot: the time after it over the other tokens. itl: between pieces. e2el: the whole.\n"
+        "Exit status: 0 done, 2 usage, 3 the server's answer is no JSON or the data set not of its form, 5 no request was completed, 8 "
+        "memory or limit.",
+};
+
+int mm_load_test_main(int argc, char **argv) { return mm_program_main(&mm_load_test_program, argc, argv, &given.url, load_test, &given); }

@@ -1,6 +1,7 @@
 /* generation_config.json, and what stands in for it. */
 #include "runtime/text/ends.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "formats/json.h"
@@ -8,8 +9,23 @@
 
 #define COMPANION_MAX (UINT64_C(16) << 20)
 
-static mm_json *load_object(const char *path, mm_err *err) {
-  mm_json *root = mm_file_listed(path, err) ? mm_json_load(path, COMPANION_MAX, err) : NULL;
+/* True if the file holds what the conversion copied. */
+static bool is_copied(const mm_pack *pack, const char *name, const char *path) {
+  const mm_pack_file *file = mm_pack_find_file(pack, name);
+  size_t n = 0;
+  char *text = mm_file_slurp(path, COMPANION_MAX, &n, MM_IGNORED);
+  const mm_digest found = mm_sha256(text ? text : "", n);
+  free(text);
+  return file && mm_digest_equal(&found, &file->sha256);
+}
+
+/* Text that is no JSON is damage unless the source had it so. */
+static mm_json *load_object(const mm_pack *pack, const char *name, const char *path, mm_err *err) {
+  mm_err reason = {0};
+  if (!mm_file_listed(path, err)) return NULL;
+  mm_json *root = mm_json_load(path, COMPANION_MAX, &reason);
+  if (!root && is_copied(pack, name, path)) mm_fail_as(err, &reason);
+  if (!root) mm_fail_damaged(err, &reason);
   if (!root || mm_json_type_of(root) == MM_JSON_OBJ) return root;
   mm_json_free(root);
   mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(path, NULL), "found a list, expected an object");
@@ -21,7 +37,7 @@ static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, 
   uint32_t vocab = pack->model.vocab;
   if (!mm_pack_find_file(pack, name)) return true; /* the source had none */
   const mm_path path = mm_path_of(pack->dir, name);
-  mm_json *root = load_object(path.text, err);
+  mm_json *root = load_object(pack, name, path.text, err);
   const mm_json *eos = mm_json_get(root, "eos_token_id");
   bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
   size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
@@ -87,7 +103,7 @@ static bool read_defaults(const mm_json *root, const char *path, mm_sampling *ou
 bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
   if (!mm_pack_find_file(pack, "generation_config.json")) return true; /* the source had none */
   const mm_path path = mm_path_of(pack->dir, "generation_config.json");
-  mm_json *root = load_object(path.text, err);
+  mm_json *root = load_object(pack, "generation_config.json", path.text, err);
   const bool ok = root && read_defaults(root, path.text, out, err);
   mm_json_free(root);
   return ok;

@@ -181,7 +181,7 @@ def finished(tmp, draft, tensors):
 
 
 def no_room(tmp, draft):
-    """Free space that the weights have, but not the draft, is found before anything is written."""
+    """Free space that the weights have, but not the draft or the tokenizer, is found before anything is written."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0:
         print("no_room: not run: needs unshare -rm")
         return
@@ -192,6 +192,17 @@ def no_room(tmp, draft):
     made = "mount -t tmpfs -o size=$1 none $2/small && $3 tests/data/tiny-m2 -o $2/small/o --draft $4 -q; got=$?; ls -A $2/small; exit $got"
     r = subprocess.run(["unshare", "-rm", "sh", "-c", made, "sh", str(weights_alone * 4096), tmp, BIN + "minimax-convert", draft], capture_output=True, text=True, check=False, timeout=60)
     assert r.returncode == 5 and "E_SPACE" in r.stderr and not r.stdout, r
+    archive, unpack = tmp + "/archive", "mount -t tmpfs -o size=$1 none $2/small && $3 unpack $2/archive -o $2/small/o -q; got=$?; ls -A $2/small; exit $got"
+    assert run("archive", "pack", out, "-o", archive, "-q")[0] == 0
+    for size, status in ((weights_alone, 5), (weights_alone + os.path.getsize(out + "draft.safetensors") // 4096 + 512, 0)):
+        r = subprocess.run(["unshare", "-rm", "sh", "-c", unpack, "sh", str(size * 4096), tmp, BIN + "minimax-archive"], capture_output=True, text=True, check=False, timeout=60)
+        assert r.returncode == status and ("E_SPACE" in r.stderr) == (status == 5) and r.stdout == ("" if status else "o\n"), r
+    shutil.rmtree(archive)
+    tokenizer = os.path.getsize("tests/data/tiny-m2/tokenizer.json") // 4096
+    assert tokenizer > 24
+    for more, status in ((-64 + 12, 5), (-64 + 4 * tokenizer, 0)):  # pages behind those of the weights
+        r = subprocess.run(["unshare", "-rm", "sh", "-c", made.replace(" --draft $4", ""), "sh", str((weights_alone + more) * 4096), tmp, BIN + "minimax-convert"], capture_output=True, text=True, check=False, timeout=60)
+        assert r.returncode == status and ("E_SPACE" in r.stderr) == (status == 5) and r.stdout == ("" if status else "o\n"), (more, r)
 
 
 def changing(folder, tensors):

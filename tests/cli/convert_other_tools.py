@@ -3,6 +3,7 @@
 nobody declares, widths that are not read, static scales without calibration, scales without their weight. Each is read, read with a note, or
 refused by its own name."""
 import json
+import os
 import shutil
 
 import convert_files as cf
@@ -178,6 +179,13 @@ def names_alone():
             for quant in ("none", "bf16"):
                 done = cf.run(CONVERT, f"{root}/other{i}", "--dry-run", "--names-only", "--quant", quant)
                 cf.assert_error(done, "minimax-convert", 2, "E_USAGE", "found --names-only with a quantised weight", "expected BF16 or block FP8")
+        # Where a file is missing, --names-only is proposed to a dry run of the former alone.
+        for name in ["0", "1"] + [f"other{i}" for i in range(len(sources))]:
+            for file in [f for f in os.listdir(f"{root}/{name}") if f.endswith(".safetensors")]:
+                os.remove(f"{root}/{name}/{file}")
+            done = cf.run(CONVERT, f"{root}/{name}", "--dry-run")
+            cf.assert_error(done, "minimax-convert", 3, "E_FS_MISSING", "are missing")
+            assert (b"--names-only" in done.stderr) == (name in "01"), (name, done.stderr)
 
 
 def static_scales():

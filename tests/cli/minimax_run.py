@@ -149,6 +149,17 @@ for bad in (-1, 2048, 1.5, "7", True, [stop, 2048]):
     with open(f"{other}/generation_config.json", "w") as f:
         json.dump({"eos_token_id": bad}, f)
     refused(3, "expected ids below 2048", other, "-p", "And")
+# Text that is no JSON is damage, as in the other programs, unless the source had it, of which its conversion warns.
+source = changed_source(model, "broken-source", {"generation_config.json": {}})
+with open(f"{source}/generation_config.json", "w") as f:
+    f.write('{"eos_token_id": ')
+said = subprocess.run([f"{BIN}/minimax-convert", source, "-o", f"{TMP}/broken"], capture_output=True, text=True, check=True).stderr
+assert f"note: minimax-run and minimax-serve will refuse the output: E_JSON: {source}/generation_config.json: offset 17: " in said, said
+refused(3, f"{TMP}/broken/generation_config.json: ", f"{TMP}/broken", "-p", "And")
+for text in ('{"eos_token_id": ', '{"a": 1, "a": 2}', "\0" * 30, '{"top_k": 111111111111111111111111}'):
+    with open(f"{other}/generation_config.json", "w") as f:
+        f.write(text)
+    refused(6, f"{other}/generation_config.json: ", other, "-p", "And")
 # Settings out of range are the file's fault, which is named.
 chat = ("--chat", "--chat-format", "minimax-m2", "-p", "And", "-n", "2", "-q")
 for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found -1"), ({"top_p": 0}, "E_CFG_RANGE", "top-p: found 0"), ({"top_p": 1.0000001}, "E_CFG_RANGE", "top-p: found 1.0000001, expected"), ({"min_p": 2}, "E_CFG_RANGE", "min-p: found 2"),

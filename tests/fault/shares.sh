@@ -41,6 +41,23 @@ if ! command -v mpirun >/dev/null || ! pkg-config --exists ompi-c; then
 fi
 make -s MPI=1 CUDA=0 SAN=0 BUILD="$BUILD/mpi" "$BUILD/mpi/bin/minimax-convert" >/dev/null
 mpi() { OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 run mpirun --oversubscribe -n 4 "$BUILD/mpi/bin/minimax-convert" -j 1 "$@"; }
+# A failure before the first block, of all processes or of the first alone, ends all of them and is said once.
+fails() { # exit status, words of the line, options
+  want=$1 words=$2 status=0
+  shift 2
+  mpi -o "$out/none" "$@" >"$out/said" 2>&1 || status=$?
+  [ $status -eq "$want" ] && [ "$(grep -c 'minimax-convert: error' "$out/said")" -eq 1 ] && grep -q -- "$words" "$out/said" && [ ! -e "$out/none" ] && return
+  cat "$out/said"
+  echo "mpirun -n 4 $*: exit status $status, expected $want and one line: $words"
+  exit 1
+}
+fails 4 E_TP --pp 9
+fails 2 E_USAGE --kv-cache-dtype fp8
+fails 2 "--part under mpirun" --part 0/2
+fails 8 E_MEMORY --mem-limit 1M
+fails 5 E_IO --events "$out/absent/events"
+rm "$out/said"
+[ "$(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" --print-recipe)" = "$("$convert" --print-recipe)" ]
 mpi -o "$out/mpi"
 diff -r "$out/one" "$out/mpi"
 # One process is killed at its third block write: mpirun ends the others; what is done stays.

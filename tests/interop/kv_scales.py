@@ -52,6 +52,11 @@ def heads(x):
     return np.array([0.125 * x + 0.5 * h for h in range(HEADS)], np.float32)
 
 
+def heads_of_tokens(x):
+    """As compressed-tensors' strategy attn_head stores them: [heads, 1, 1]."""
+    return heads(x).reshape(HEADS, 1, 1)
+
+
 def convert(src, name, *options, status=0):
     out = os.path.join(TMP, name)
     shutil.rmtree(out, ignore_errors=True)
@@ -102,6 +107,7 @@ if __name__ == "__main__":
         check([k, v], scalar, {"k_scale": (k, "F32"), "v_scale": (v, "F32")}, tps=("1",))
     two = {"k_scale": ("k_scale", "F32"), "v_scale": ("v_scale", "F32")}
     check(["k_scale", "v_scale"], heads, two)
+    check(["k_scale", "v_scale"], heads_of_tokens, two)
     check(["k_scale", "v_scale"], one, {n: (n, "F16") for n in two})
     check(["k_scale", "v_scale"], one, two, "--kv-scales", "f32", tps=("2",))
     check(["kv_scale"], scalar, {n: ("kv_scale", "F32") for n in two}, tps=("1", "2"))
@@ -127,7 +133,8 @@ if __name__ == "__main__":
     for own in ("k_scale", "v_scale"):
         for layout in ("packed", "hf"):
             assert "E_UNKNOWN" in convert(source("tiny-m2", "src", layers(scalar, [own, "kv_scale"])), "no", "--layout", layout, status=3)
-    assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(3, x, np.float32), ["k_scale"])), "no", status=3)
+    for shape in ((3,), (HEADS, 1), (1, HEADS, 1), (HEADS, 1, 2), (1, HEADS, 1, 1)):
+        assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(shape, x, np.float32), ["k_scale"])), "no", status=3)
     assert "E_DTYPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, x, np.int32), ["k_scale"])), "no", status=3)
 
     # Engines divide by a scale: none is 0, negative or not finite, also not by way of --allow-nonfinite.

@@ -1,0 +1,158 @@
+/* Reading what a quantization's description says of weights and inputs beyond their encoding. */
+#include "convert/model/declared.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define BIT(n) (uint8_t)(1u << (n))
+
+const char *mm_declared_word(const mm_json *obj, const char *key) {
+  const mm_json *v = mm_json_get(obj, key);
+  const char *text = mm_json_str(v);
+  return text && strlen(text) == mm_json_str_len(v) ? text : NULL;
+}
+
+bool mm_declared_listed(const char *list, const char *w) {
+  for (size_t n; *list; list += n + (list[n] == ' ')) {
+    n = strcspn(list, " ");
+    if (strlen(w) == n && memcmp(list, w, n) == 0) return true;
+  }
+  return false;
+}
+
+bool mm_declared_mlx(const mm_json *j) {
+  return mm_json_type_of(j) == MM_JSON_OBJ && !mm_json_get(j, "quant_method") && !mm_json_get(j, "method") &&
+         !mm_json_get(j, "quant_algo") && mm_json_type_of(mm_json_get(j, "group_size")) == MM_JSON_INT &&
+         mm_json_type_of(mm_json_get(j, "bits")) == MM_JSON_INT;
+}
+
+/* ---- transformations ---- */
+
+static bool rotated(const char *path, const char *by, mm_err *err) {
+  return mm_fail(err, MM_UNSUPPORTED, "E_Q_TRANSFORM", mm_at(path, NULL),
+                 "found weights rotated by \"%s\", expected weights that no transformation changed", MM_ESCAPED(64, by));
+}
+
+/* True if a value says nothing: null, false, an empty one, or groups of none. */
+static bool says_nothing(const mm_json *v) {
+  const mm_json *groups = mm_json_get(v, "config_groups");
+  const mm_json_type t = mm_json_type_of(v);
+  return t == MM_JSON_NULL || (t == MM_JSON_BOOL && !mm_json_bool(v)) || ((t == MM_JSON_OBJ || t == MM_JSON_ARR) && mm_json_size(v) == 0) ||
+         (t == MM_JSON_OBJ && mm_json_size(v) == 1 && mm_json_type_of(groups) == MM_JSON_OBJ && mm_json_size(groups) == 0);
+}
+
+/* A key under which tools note that weights were rotated: auto-round's, compressed-tensors', GPTQModel's. */
+static bool names_rotation(const char *key) {
+  static const char *const part[] = {"transform_config", "hadamard", "rotation", "quarot", "spinquant"};
+  size_t i = 0;
+  while (i < sizeof part / sizeof *part && !strstr(key, part[i])) i++;
+  return i < sizeof part / sizeof *part;
+}
+
+bool mm_declared_unrotated(const char *path, const mm_json *obj, mm_err *err) {
+  const mm_json *value;
+  const char *key;
+  void *iter = NULL;
+  while (mm_json_next(obj, &iter, &key, &value))
+    if (names_rotation(key) && !says_nothing(value)) return rotated(path, key, err);
+  const mm_json *algorithms = mm_json_get(obj, "algo_config"); /* Quark's */
+  for (size_t i = 0; mm_json_type_of(algorithms) == MM_JSON_ARR && i < mm_json_size(algorithms); i++) {
+    const char *name = mm_declared_word(mm_json_at(algorithms, i), "name");
+    if (name && mm_declared_listed("rotation quarot spinquant svdquant", name)) return rotated(path, name, err);
+  }
+  return true;
+}
+
+/* ---- inputs ---- */
+
+static void declare(mm_declared_inputs *out, mm_numbers weights, mm_numbers inputs) { out->of[weights] |= BIT(inputs); }
+
+/* The kind of "type" and "num_bits", as compressed-tensors and ModelOpt write them. COUNT: another one. */
+static mm_numbers kind_of(const mm_json *args) {
+  const char *type = mm_declared_word(args, "type");
+  const mm_json *bits = mm_json_get(args, "num_bits");
+  const int64_t n = mm_json_type_of(bits) == MM_JSON_INT ? mm_json_int(bits) : 0;
+  if (!type || (n != 4 && n != 8)) return MM_NUMBERS_COUNT;
+  if (strcasecmp(type, "float") == 0) return n == 8 ? MM_NUMBERS_FP8 : MM_NUMBERS_FP4;
+  return strcasecmp(type, "int") != 0 ? MM_NUMBERS_COUNT : n == 8 ? MM_NUMBERS_INT8 : MM_NUMBERS_INT4;
+}
+
+static void read_groups(const mm_json *obj, mm_declared_inputs *out) {
+  const mm_json *groups = mm_json_get(obj, "config_groups"), *group;
+  const char *name;
+  void *iter = NULL;
+  while (mm_json_next(groups, &iter, &name, &group)) {
+    const mm_json *weights = mm_json_get(group, "weights"), *inputs = mm_json_get(group, "input_activations");
+    const mm_numbers of = kind_of(weights), in = mm_json_type_of(inputs) == MM_JSON_NULL ? MM_NUMBERS_PLAIN : kind_of(inputs);
+    if (of == MM_NUMBERS_COUNT || in == MM_NUMBERS_COUNT) continue;
+    declare(out, of, in);
+    if (of == MM_NUMBERS_INT4 && in != MM_NUMBERS_PLAIN) declare(out, MM_NUMBERS_INT8, in); /* int-quantized stores them in bytes */
+  }
+}
+
+/* ModelOpt's algorithms, after its export. */
+static const struct {
+  const char *words;
+  mm_numbers weights, inputs;
+} algorithm[] = {{"FP8 FP8_PER_CHANNEL_PER_TOKEN MXFP8", MM_NUMBERS_FP8, MM_NUMBERS_FP8},
+                 {"FP8_PB_WO", MM_NUMBERS_FP8, MM_NUMBERS_PLAIN},
+                 {"NVFP4 NVFP4_AWQ MXFP4", MM_NUMBERS_FP4, MM_NUMBERS_FP4},
+                 {"W4A16_NVFP4", MM_NUMBERS_FP4, MM_NUMBERS_PLAIN},
+                 {"W4A8_NVFP4_FP8 W4A8_MXFP4_FP8", MM_NUMBERS_FP4, MM_NUMBERS_FP8},
+                 {"W4A16_AWQ", MM_NUMBERS_INT4, MM_NUMBERS_PLAIN},
+                 {"W4A8_AWQ", MM_NUMBERS_INT4, MM_NUMBERS_FP8},
+                 {"W8A16", MM_NUMBERS_INT8, MM_NUMBERS_PLAIN},
+                 {"W8A8_SQ_PER_CHANNEL INT8_SQ", MM_NUMBERS_INT8, MM_NUMBERS_INT8}};
+
+static void read_algorithm(const mm_json *obj, mm_declared_inputs *out) {
+  const char *word = mm_declared_word(obj, "quant_algo");
+  for (size_t i = 0; word && i < sizeof algorithm / sizeof *algorithm; i++)
+    if (mm_declared_listed(algorithm[i].words, word)) declare(out, algorithm[i].weights, algorithm[i].inputs);
+}
+
+static void read_modelopt(const mm_json *obj, mm_declared_inputs *out) {
+  const mm_json *inner = mm_json_get(obj, "quantization"), *layer;
+  const mm_json *of = mm_json_type_of(inner) == MM_JSON_OBJ ? inner : obj, *layers = mm_json_get(of, "quantized_layers");
+  const char *name;
+  void *iter = NULL;
+  read_algorithm(of, out);
+  while (mm_json_next(layers, &iter, &name, &layer)) read_algorithm(layer, out);
+}
+
+/* AutoRound's act_bits, 16 where it says nothing, of integers. */
+static void read_auto_round(const mm_json *obj, mm_declared_inputs *out) {
+  const mm_json *bits = mm_json_get(obj, "act_bits");
+  const char *type = mm_declared_word(obj, "act_data_type");
+  if (!type) type = mm_declared_word(obj, "data_type");
+  mm_numbers inputs = MM_NUMBERS_PLAIN;
+  if (mm_json_type_of(bits) == MM_JSON_INT && mm_json_int(bits) < 16) {
+    if (mm_json_int(bits) != 8 || !type) return;
+    inputs = strstr(type, "fp") ? MM_NUMBERS_FP8 : MM_NUMBERS_INT8;
+  }
+  declare(out, MM_NUMBERS_INT4, inputs);
+  declare(out, MM_NUMBERS_INT8, inputs);
+}
+
+void mm_declared_inputs_read(const mm_json *obj, const char *method, mm_declared_inputs *out) {
+  *out = (mm_declared_inputs){{0}};
+  if (strcmp(method, "compressed-tensors") == 0) {
+    read_groups(obj, out);
+  } else if (mm_declared_listed("modelopt modelopt_fp4 modelopt_mixed", method)) {
+    read_modelopt(obj, out);
+  } else if (strcmp(method, "auto-round") == 0) {
+    read_auto_round(obj, out);
+  } else if (mm_declared_listed("awq gptq gptq_v2", method) && mm_json_type_of(mm_json_get(obj, "activation")) == MM_JSON_NULL) {
+    declare(out, MM_NUMBERS_INT4, MM_NUMBERS_PLAIN);
+    declare(out, MM_NUMBERS_INT8, MM_NUMBERS_PLAIN);
+  }
+}
+
+const char *mm_numbers_words(unsigned set, char out[96]) {
+  static const char *const word[] = {"as they are", "in FP8", "in INT8", "in INT4", "in FP4"};
+  size_t n = 0;
+  *out = 0;
+  for (unsigned i = 0; i < MM_NUMBERS_COUNT; i++)
+    if (set >> i & 1) n += (size_t)snprintf(out + n, 96 - n, "%s%s", n ? " or " : "", word[i]);
+  return out;
+}
