@@ -2,6 +2,7 @@
 #include "runtime/text/ends.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/json.h"
 #include "formats/system/file.h"
@@ -16,11 +17,8 @@ static mm_json *load_object(const char *path, mm_err *err) {
   return NULL;
 }
 
-/* Marks the ids of eos_token_id, one or a list, if the file exists and has it. */
-static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, bool *found, mm_err *err) {
-  uint32_t vocab = pack->model.vocab;
-  if (!mm_pack_find_file(pack, name)) return true; /* the source had none */
-  const mm_path path = mm_path_of(pack->dir, name);
+/* Marks the ids of eos_token_id, one or a list, if the file has it. */
+static bool ends_from_file(const mm_path path, uint32_t vocab, bool *is_end, bool *found, mm_err *err) {
   mm_json *root = load_object(path.text, err);
   const mm_json *eos = mm_json_get(root, "eos_token_id");
   bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
@@ -28,7 +26,8 @@ static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, 
   for (size_t i = 0; ok && i < count; i++) {
     const mm_json *id = list ? mm_json_at(eos, i) : eos;
     ok = mm_json_type_of(id) == MM_JSON_INT && mm_json_int(id) >= 0 && mm_json_int(id) < vocab;
-    if (ok) is_end[mm_json_int(id)] = *found = true;
+    if (ok) *found = true;
+    if (ok && is_end) is_end[mm_json_int(id)] = true;
     if (!ok)
       mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u", MM_SHOWN_JSON(id),
               vocab);
@@ -37,12 +36,15 @@ static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, 
   return ok;
 }
 
+#define SETTINGS "generation_config.json"
+static const char *const files[] = {SETTINGS, "config.json"};
+
 bool mm_ends_find(const mm_pack *pack, const mm_tokenizer *t, bool *is_end, mm_err *err) {
-  static const char *const files[] = {"generation_config.json", "config.json"};
   static const char *const names[] = {"<end_of_sentence>", "<end_of_document>", "[e~["};
   bool found = false;
   for (size_t i = 0; !found && i < sizeof files / sizeof *files; i++)
-    if (!ends_from_file(pack, files[i], is_end, &found, err)) return false;
+    if (mm_pack_find_file(pack, files[i]) && !ends_from_file(mm_path_of(pack->dir, files[i]), pack->model.vocab, is_end, &found, err))
+      return false;
   for (size_t i = 0; !found && i < sizeof names / sizeof *names; i++) {
     int32_t id = mm_tokenizer_find(t, names[i]);
     if (mm_tokenizer_is_special(t, id)) is_end[id] = true;
@@ -84,11 +86,24 @@ static bool read_defaults(const mm_json *root, const char *path, mm_sampling *ou
   return check_defaults(out, path, err);
 }
 
-bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
-  if (!mm_pack_find_file(pack, "generation_config.json")) return true; /* the source had none */
-  const mm_path path = mm_path_of(pack->dir, "generation_config.json");
+static bool defaults_from_file(const mm_path path, mm_sampling *out, mm_err *err) {
   mm_json *root = load_object(path.text, err);
   const bool ok = root && read_defaults(root, path.text, out, err);
   mm_json_free(root);
   return ok;
+}
+
+bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
+  return !mm_pack_find_file(pack, SETTINGS) /* the source had none */ || defaults_from_file(mm_path_of(pack->dir, SETTINGS), out, err);
+}
+
+bool mm_ends_check(const char *dir, uint32_t vocab, mm_err *err) {
+  mm_sampling set = {.temperature = 1, .top_p = 1, .repetition = 1};
+  bool found = false;
+  for (size_t i = 0; !found && i < sizeof files / sizeof *files; i++) {
+    const mm_path path = mm_path_of(dir, files[i]);
+    if (access(path.text, F_OK) == 0 && !ends_from_file(path, vocab, NULL, &found, err)) return false;
+  }
+  const mm_path path = mm_path_of(dir, SETTINGS);
+  return access(path.text, F_OK) != 0 || defaults_from_file(path, &set, err);
 }

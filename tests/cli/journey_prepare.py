@@ -159,6 +159,17 @@ def sources():
     open(f"{part}/tokenizer_config.json", "w").write('{"chat_template": "x"}')
     assert "chat template" not in convert(part, "--dry-run").stderr
     assert "note:" not in convert(part, "--dry-run", "-q").stderr
+    # So does one whose tokenizer or settings the runtime does not read: the note comes before the weights are read, and once.
+    for name, text, said in (("tokenizer.json", "{", "take no text, only ids: E_JSON: tokenizer.json: offset 1"),
+                             ("generation_config.json", '{"temperature": 1,', "be refused by minimax-serve: E_JSON: generation_config.json: offset"),
+                             ("generation_config.json", '{"eos_token_id": "x"}', "be refused by minimax-serve: E_CFG_RANGE: generation_config.json: eos_token_id"),
+                             ("generation_config.json", '{"top_p": 2}', "be refused by minimax-serve: E_CFG_RANGE: generation_config.json: top-p: found 2"),
+                             ("generation_config.json", '{"eos_token_id": [1, 2], "temperature": 0.5}', None)):
+        open(f"{part}/{name}", "w").write(text)
+        for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
+            lines = [line for line in convert(part, *more).stderr.splitlines() if line.startswith("note: the output will")]
+            assert [line.startswith(f"note: the output will {said}") for line in lines] == [True] * bool(said), (name, text, more, lines)
+        os.remove(f"{part}/{name}")
 
     hub_names(source)
     fetch = "hf download MiniMaxAI/MiniMax-M2"
