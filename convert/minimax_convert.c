@@ -11,7 +11,7 @@
 #include "convert/report/report.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
-#include "runtime/text/source_notes.h"
+#include "runtime/chat/source_notes.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
 #define MEM_FIXED  (UINT64_C(64) << 20)

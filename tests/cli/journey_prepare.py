@@ -164,11 +164,19 @@ def sources():
                              ("generation_config.json", '{"temperature": 1,', "be refused by minimax-serve: E_JSON: generation_config.json: offset"),
                              ("generation_config.json", '{"eos_token_id": "x"}', "be refused by minimax-serve: E_CFG_RANGE: generation_config.json: eos_token_id"),
                              ("generation_config.json", '{"top_p": 2}', "be refused by minimax-serve: E_CFG_RANGE: generation_config.json: top-p: found 2"),
+                             ("tokenizer_config.json", '{"chat_template": ', "be refused by minimax-serve: E_JSON: tokenizer_config.json: offset"),
                              ("generation_config.json", '{"eos_token_id": [1, 2], "temperature": 0.5}', None)):
         open(f"{part}/{name}", "w").write(text)
         for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
             lines = [line for line in convert(part, *more).stderr.splitlines() if line.startswith("note: the output will")]
             assert [line.startswith(f"note: the output will {said}") for line in lines] == [True] * bool(said), (name, text, more, lines)
+        os.remove(f"{part}/{name}")
+    # A template is known by its digest.
+    for name, text, unknown in (("chat_template.jinja", "x", True), ("tokenizer_config.json", '{"chat_template": "x"}', True),
+                                ("chat_template.json", '{"chat_template": [{"name": "default", "template": "x"}]}', True), ("tokenizer_config.json", "{}", False)):
+        open(f"{part}/{name}", "w").write(text)
+        for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
+            assert (f"note: the template of {name} is none that is known: chats will need --chat-format" in convert(part, *more).stderr) == unknown, (name, text)
         os.remove(f"{part}/{name}")
 
     hub_names(source)
