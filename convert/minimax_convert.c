@@ -11,7 +11,7 @@
 #include "convert/report/report.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
-#include "runtime/text/tokenizer.h"
+#include "runtime/chat/source_notes.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
 #define MEM_FIXED  (UINT64_C(64) << 20)
@@ -186,7 +186,10 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
     return mm_follow_comparable(hf, err) && mm_fail_as(err, &reason);
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->demand, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
-  if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) mm_report_absent(stderr, hf);
+  if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) {
+    mm_report_absent(stderr, hf);
+    if (plan->layout->extras) mm_source_notes(stderr, hf->dir, plan->pack.model.vocab);
+  }
   if (a->follow.frees && !a->part_size && !a->quiet)
     fprintf(stderr, "note: --part-size %llu, by the size of the output\n", (unsigned long long)plan->part_size);
   if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
@@ -260,17 +263,6 @@ static bool run(const mm_convert_args *a, mm_plan *plan, mm_writer_options o, mm
   return mm_mpi_all(ok, ok ? MM_IGNORED : err) || ok; /* all but the first are done */
 }
 
-/* A tokenizer that the runtime does not read is no reason against a conversion: what is wrong with it is said, and no image made. */
-static bool bake_tokenizer(const char *path, uint32_t vocab, const mm_digest *source, uint8_t **image, size_t *n, mm_err *err) {
-  mm_err reason = {0};
-  if (mm_tokenizer_bake(path, vocab, source, image, n, &reason)) return true;
-  if (reason.status != MM_BAD_INPUT && reason.status != MM_UNSUPPORTED) return mm_fail_as(err, &reason);
-  const char *name = strstr(reason.text, "tokenizer.json: "); /* without the folder, which is renamed */
-  fprintf(stderr, "note: the output will take no text, only ids: %s: %s\n", reason.code, name ? name : reason.text);
-  *image = NULL;
-  return true;
-}
-
 static bool gives(const mm_plan *plan, const char *dir, const mm_stored *stored, unsigned threads, mm_err *err) {
   return mm_exact_sample(plan, dir, stored, MM_TOKENIZER_IMAGE, threads, err);
 }
@@ -323,7 +315,7 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                          .commit_bytes = a->commit_bytes,
                          .stop = &progress.stop,
                          .level = a->level,
-                         .bake = bake_tokenizer,
+                         .bake = mm_tokenizer_bake_noted,
                          .baked = MM_TOKENIZER_IMAGE,
                          .draft = draft,
                          .followed = a->follow.on ? followed : NULL};

@@ -75,7 +75,8 @@ static const char *environment(const mm_program *p) {
   static const struct {
     const char *option, *text;
   } variable[] = {{"jobs", "MINIMAX_JOBS  the value of --jobs where it is not given"},
-                  {"api-key-file", "MINIMAX_API_KEY  a key, as one of --api-key and --api-key-file"}};
+                  {"api-key-file", "MINIMAX_API_KEY  a key, as one of --api-key and --api-key-file"},
+                  {"chat", "NO_COLOR  if not empty: --chat does not dim the reasoning at a terminal"}};
   const mm_option *o;
   for (size_t i = 0; (o = mm_option_next(p, &i)); i++)
     for (size_t j = 0; j < sizeof variable / sizeof *variable; j++)

@@ -122,7 +122,8 @@ int main(int argc, char **argv) {
           "DIR/model.sig  the signature\n"
           ".NAME.partial-pack, .NAME.partial-unpack  next to -o DIR: what a run has not finished; the next run takes it away",
       .epilog =
-          "Exit status: 0 done, 2 usage, 3 bad key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory or "
+          "Exit status: 0 done, 2 usage, 3 bad input or key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory "
+          "or "
           "limit.",
   };
   return mm_program_main(&program, argc, argv, a.operand, run, &a);

@@ -444,7 +444,7 @@ int main(int argc, char **argv) {
       .epilog =
           "A signature is proven with the digests that it lists: with --level header that the manifest, every byte of the companions and "
           "the "
-          "names of all files are the signer's, from --level full on every byte.\n\nExit status: 0 proven, 2 usage, 3 bad source, 4 "
+          "names of all files are the signer's, from --level full on every byte.\n\nExit status: 0 proven, 2 usage, 3 bad input, 4 "
           "unsupported, 5 I/O, "
           "6 damaged, incomplete or below --min-sqnr, 8 memory or limit.",
   };

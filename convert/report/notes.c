@@ -130,16 +130,7 @@ static bool lies_there(const mm_hf *hf, const char *name) {
   return stat(mm_path_of(hf->dir, name).text, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
 }
 
-/* A file of settings that programs will refuse. */
-static void put_broken(FILE *f, const mm_hf *hf, const char *name) {
-  mm_err reason = {0};
-  mm_json *j = lies_there(hf, name) ? mm_json_load(mm_path_of(hf->dir, name).text, MM_CONFIG_MAX, &reason) : NULL;
-  if (reason.status == MM_BAD_INPUT) fprintf(f, "note: minimax-run and minimax-serve will refuse the output: %s\n", reason.text);
-  mm_json_free(j);
-}
-
 void mm_report_absent(FILE *f, const mm_hf *hf) {
-  put_broken(f, hf, "generation_config.json");
   mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
   const mm_json *own = mm_json_get(config, "chat_template");
   const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||

@@ -206,10 +206,13 @@ static bool report(const load_args *a, const mm_load_run_facts *x, const mm_load
     done += r[i].done;
     if (!r[i].done && !reason) reason = r[i].reason;
   }
-  const bool ids = !a->dataset && strcmp(a->endpoint, "completions") == 0 && reason && strstr(reason, "status 400");
+  const bool drawn = !a->dataset && reason && strstr(reason, "status 400"), length = drawn && strstr(reason, "context");
+  const bool ids = drawn && strcmp(a->endpoint, "completions") == 0;
   if (!done)
     return mm_fail(err, MM_IO, "E_IO", mm_at(a->url, NULL), "no request was completed: %s%s", reason,
-                   ids ? " (--vocab gives the model's number of tokens)" : "");
+                   length ? " (--input-len and --output-len give the lengths)"
+                   : ids  ? " (--vocab gives the model's number of tokens)"
+                          : "");
   if (reason && !a->quiet) fprintf(stderr, "%zu requests failed, first: %s\n", (size_t)a->requests - done, reason);
   return mm_load_report(stdout, x, r, a->requests, a->json, err);
 }

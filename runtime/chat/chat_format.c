@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/hash.h"
 #include "formats/json.h"
@@ -100,14 +101,21 @@ mm_thinking mm_chat_effort(const mm_chat_format *f, mm_str effort) {
 
 /* ---- A checkpoint's own template ---- */
 
+/* Where the template lies: in a checkpoint, whose manifest lists it, or in the folder of a source. */
+typedef struct place {
+  const char *dir;
+  const mm_pack *pack; /* NULL: a source */
+} place;
+
 /* Reads a companion file that the converter copied into the checkpoint; NULL without an error if the source had none. */
-static char *companion(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
+static char *companion(const place *p, const char *name, size_t *n, mm_err *err) {
   const mm_path path = mm_path_of(p->dir, name);
-  return mm_pack_find_file(p, name) && mm_file_listed(path.text, err) ? mm_file_slurp(path.text, TEMPLATE_MAX, n, err) : NULL;
+  if (p->pack ? !mm_pack_find_file(p->pack, name) : access(path.text, F_OK) != 0) return NULL;
+  return mm_file_listed(path.text, err) ? mm_file_slurp(path.text, TEMPLATE_MAX, n, err) : NULL;
 }
 
 /* chat_template of a JSON file: a string, or a list of named ones of which "default" counts. */
-static char *template_in(const mm_pack *p, const char *name, size_t *n, mm_err *err) {
+static char *template_in(const place *p, const char *name, size_t *n, mm_err *err) {
   char *text = companion(p, name, n, err), *out = NULL;
   mm_json *root = text ? mm_json_parse(text, *n, name, err) : NULL;
   const mm_json *v = mm_json_get(root, "chat_template");
@@ -129,7 +137,7 @@ static char *template_in(const mm_pack *p, const char *name, size_t *n, mm_err *
   return out;
 }
 
-static char *own_template(const mm_pack *p, const char **file, size_t *n, mm_err *err) {
+static char *own_template(const place *p, const char **file, size_t *n, mm_err *err) {
   char *text = companion(p, *file = "chat_template.jinja", n, err);
   if (!text && err->status == MM_OK) text = template_in(p, *file = "chat_template.json", n, err);
   if (!text && err->status == MM_OK) text = template_in(p, *file = "tokenizer_config.json", n, err);
@@ -143,10 +151,11 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
       mm_fail(err, MM_USAGE, "E_CHAT_FORMAT", mm_at(NULL, NULL), "found \"%s\", expected one of " MM_CHAT_FORMATS, name);
     return f;
   }
+  const place at = {pack->dir, pack};
   const char *file;
   size_t n = 0;
   mm_err own = {0};
-  char *text = own_template(pack, &file, &n, &own);
+  char *text = own_template(&at, &file, &n, &own);
   if (own.status != MM_OK) {
     mm_fail_as(err, &own);
   } else if (!text) {
@@ -162,6 +171,15 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   return f;
 }
 
+bool mm_chat_format_known(const char *dir, const char **file, mm_err *err) {
+  const place at = {dir, NULL};
+  size_t n = 0;
+  char *text = own_template(&at, file, &n, err);
+  const bool known_one = !text || !n || mm_chat_format_of_template(text, n);
+  free(text);
+  return known_one;
+}
+
 const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err) {
   static const struct {
     const char *architecture, *format;
@@ -170,10 +188,11 @@ const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err)
                 {"MiniMaxM1ForCausalLM", "minimax-m1"},
                 {"MiniMaxText01ForCausalLM", "minimax-m1"},
                 {"MiniMaxForCausalLM", "minimax-m1"}};
+  const place at = {pack->dir, pack};
   const char *file;
   size_t n = 0;
   mm_err own = {0};
-  char *text = own_template(pack, &file, &n, &own);
+  char *text = own_template(&at, &file, &n, &own);
   free(text);
   if (own.status != MM_OK) mm_fail_as(err, &own);
   if (text || own.status != MM_OK) return NULL;

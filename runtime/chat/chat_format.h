@@ -47,6 +47,9 @@ const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n);
  * where no format has the name. */
 const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err);
 
+/* False where the folder of a source has a template, in *file, that is not known. *err: the file is not read. */
+bool mm_chat_format_known(const char *dir, const char **file, mm_err *err);
+
 /* The format of the model's family, for a checkpoint without any template. NULL without an error where it has one, or the family has no
  * format. */
 const mm_chat_format *mm_chat_format_of_family(const mm_pack *pack, mm_err *err);

@@ -278,6 +278,8 @@ static void command(mm_talk *t, const char *line, size_t n, bool *on) {
     ok = save(t, rest, &err);
   else if (is_word(line, "/load", &rest) && *rest)
     ok = load(t, rest, &err);
+  else if (is_word(line, "/save", &rest) || is_word(line, "/load", &rest))
+    fprintf(stderr, "%.5s: expected the name of a file behind it\n", line);
   else
     fprintf(stderr, "unknown command %s; /help lists them\n", MM_ESCAPED(256, line));
   if (!ok) fprintf(stderr, "%s\n", err.text);
@@ -319,18 +321,24 @@ static void print(mm_talk *t, FILE *to, const char *text, size_t n) {
     mm_fail_errno(&t->err, mm_at(to == stdout ? "stdout" : "stderr", NULL), "write", errno);
 }
 
+/* The environment's NO_COLOR, if it is not empty, turns escape sequences off. */
+static void dim(mm_talk *t, const char *sequence) {
+  const char *plain = getenv("NO_COLOR");
+  if (!plain || !*plain) print(t, stderr, sequence, strlen(sequence));
+}
+
 /* Where stderr is a terminal, reasoning is dim and begins with a word that marks it. */
 static void think(mm_talk *t, const char *text, size_t n) {
-  static const char mark[] = "\033[2mReasoning: ";
+  static const char mark[] = "Reasoning: ";
   if (t->c.silent || !t->c.thoughts) return;
-  if (!t->thinking && isatty(STDERR_FILENO)) print(t, stderr, mark, sizeof mark - 1);
+  if (!t->thinking && isatty(STDERR_FILENO)) dim(t, "\033[2m"), print(t, stderr, mark, sizeof mark - 1);
   t->thinking = true;
   print(t, stderr, text, n);
 }
 
 static void stop_thinking(mm_talk *t) {
   if (!t->thinking) return;
-  if (isatty(STDERR_FILENO)) print(t, stderr, "\033[0m", 4);
+  if (isatty(STDERR_FILENO)) dim(t, "\033[0m");
   print(t, stderr, "\n", 1);
   t->thinking = false;
 }

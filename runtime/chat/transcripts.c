@@ -105,6 +105,8 @@ static bool check_keys(const mm_value *root, mm_err *err) {
 static bool add_line(transcripts *x, mm_arena *a, const mm_value *root, mm_err *err) {
   const mm_value *list = root->type == MM_VALUE_ARRAY ? root : mm_value_get(root, "messages");
   const size_t n = list && list->type == MM_VALUE_ARRAY ? list->count : 0;
+  if (!n && list && list->type == MM_VALUE_ARRAY)
+    return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "found an empty list of messages, expected a conversation");
   if (!n) return mm_fail(err, MM_BAD_INPUT, "E_CHAT", mm_at(NULL, NULL), "expected a list of messages, or an object with \"messages\"");
   mm_message *m = mm_arena_alloc(a, n * sizeof *m, err);
   mm_conversation c = {.message = m, .message_count = n};

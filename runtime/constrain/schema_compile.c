@@ -549,6 +549,7 @@ const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, con
     *err = (mm_err){0};
     mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
   }
+  if (!ok) mm_schema_own_keyword(p.root, err);
   MM_FREE(p.done, p.merged, p.place, p.reference, p.part);
   return ok ? s : NULL;
 }

@@ -230,4 +230,8 @@ bool mm_schema_key_matches(mm_schema_compiler *p, const mm_value *pattern, const
 /* A string that matches the pattern. */
 bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, mm_form *out);
 
+/* ---- schema_words.c ---- */
+/* Where the error says that a keyword is not served that the schema does not have, names the one of its own that became it. */
+void mm_schema_own_keyword(const mm_value *schema, mm_err *err);
+
 #endif

@@ -65,7 +65,6 @@ static inline bool mm_utilization_check(double share, mm_err *err) {
 }
 
 /* The last line of their help. */
-#define MM_ENGINE_STATUSES \
-  "Exit status: 0 done, 2 usage, 3 bad tokenizer or config, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit."
+#define MM_ENGINE_STATUSES "Exit status: 0 done, 2 usage, 3 bad input, 4 unsupported, 5 I/O, 6 damaged checkpoint, 8 memory or limit."
 
 #endif

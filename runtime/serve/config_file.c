@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/option_text.h"
 #include "formats/system/file.h"
 
 #define CONFIG_MAX (UINT64_C(1) << 20)
@@ -77,6 +78,18 @@ static bool read_line(mm_arena *a, const char *file, char *line, size_t number, 
   return *out;
 }
 
+/* --help and --version, which are in no table, stand for themselves. */
+static bool check_name(const mm_program *p, const char *file, size_t number, const char *option, size_t name_n, mm_err *err) {
+  static const char code[] = "E_USAGE: ";
+  const mm_option *o;
+  mm_err own = {0};
+  if (find(p, option + 2, name_n)) return true;
+  for (size_t i = 0; (o = mm_option_next(p, &i)); i++)
+    if (strlen(o->name) == name_n && memcmp(o->name, option + 2, name_n) == 0) return true;
+  mm_option_unknown(p, option, &own);
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: %s", number, own.text + sizeof code - 1);
+}
+
 bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err) {
   const char *file = find_file(p, argc, argv);
   *count = argc;
@@ -97,6 +110,7 @@ bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int
     if (end) *end = 0;
     if (++lines > LINES_MAX) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "more than %d lines", LINES_MAX);
     if (!read_line(a, file, line, lines, &option, &name_n, err)) return false;
+    if (option && !check_name(p, file, lines, option, name_n, err)) return false;
     const mm_option *known = option ? find(p, option + 2, name_n) : NULL;
     if (known && strcmp(known->name, "config") == 0)
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found config, expected it on the command line alone", lines);

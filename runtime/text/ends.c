@@ -3,11 +3,24 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/json.h"
 #include "formats/system/file.h"
 
+#define SETTINGS      "generation_config.json"
 #define COMPANION_MAX (UINT64_C(16) << 20)
+
+/* Where the files lie: in a checkpoint, whose manifest lists them, or in the folder of a source. */
+typedef struct place {
+  const char *dir;
+  const mm_pack *pack; /* NULL: a source */
+  uint32_t vocab;
+} place;
+
+static bool lies_there(const place *at, const char *name) {
+  return at->pack ? mm_pack_find_file(at->pack, name) != NULL : access(mm_path_of(at->dir, name).text, F_OK) == 0;
+}
 
 /* True if the file holds what the conversion copied. */
 static bool is_copied(const mm_pack *pack, const char *name, const char *path) {
@@ -20,11 +33,11 @@ static bool is_copied(const mm_pack *pack, const char *name, const char *path) {
 }
 
 /* Text that is no JSON is damage unless the source had it so. */
-static mm_json *load_object(const mm_pack *pack, const char *name, const char *path, mm_err *err) {
+static mm_json *load_object(const place *at, const char *name, const char *path, mm_err *err) {
   mm_err reason = {0};
   if (!mm_file_listed(path, err)) return NULL;
   mm_json *root = mm_json_load(path, COMPANION_MAX, &reason);
-  if (!root && is_copied(pack, name, path)) mm_fail_as(err, &reason);
+  if (!root && (!at->pack || is_copied(at->pack, name, path))) mm_fail_as(err, &reason);
   if (!root) mm_fail_damaged(err, &reason);
   if (!root || mm_json_type_of(root) == MM_JSON_OBJ) return root;
   mm_json_free(root);
@@ -32,19 +45,19 @@ static mm_json *load_object(const mm_pack *pack, const char *name, const char *p
   return NULL;
 }
 
-/* Marks the ids of eos_token_id, one or a list, if the file exists and has it. */
-static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, bool *found, mm_err *err) {
-  uint32_t vocab = pack->model.vocab;
-  if (!mm_pack_find_file(pack, name)) return true; /* the source had none */
-  const mm_path path = mm_path_of(pack->dir, name);
-  mm_json *root = load_object(pack, name, path.text, err);
+/* Marks the ids of eos_token_id, one or a list, if the file has it. */
+static bool ends_from_file(const place *at, const char *name, bool *is_end, bool *found, mm_err *err) {
+  const uint32_t vocab = at->vocab;
+  const mm_path path = mm_path_of(at->dir, name);
+  mm_json *root = load_object(at, name, path.text, err);
   const mm_json *eos = mm_json_get(root, "eos_token_id");
   bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
   size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
   for (size_t i = 0; ok && i < count; i++) {
     const mm_json *id = list ? mm_json_at(eos, i) : eos;
     ok = mm_json_type_of(id) == MM_JSON_INT && mm_json_int(id) >= 0 && mm_json_int(id) < vocab;
-    if (ok) is_end[mm_json_int(id)] = *found = true;
+    if (ok) *found = true;
+    if (ok && is_end) is_end[mm_json_int(id)] = true;
     if (!ok)
       mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u", MM_SHOWN_JSON(id),
               vocab);
@@ -53,12 +66,20 @@ static bool ends_from_file(const mm_pack *pack, const char *name, bool *is_end, 
   return ok;
 }
 
+static const char *const files[] = {SETTINGS, "config.json"};
+
+/* Those of the first file that has some. */
+static bool ends_from_files(const place *at, bool *is_end, bool *found, mm_err *err) {
+  for (size_t i = 0; !*found && i < sizeof files / sizeof *files; i++)
+    if (lies_there(at, files[i]) && !ends_from_file(at, files[i], is_end, found, err)) return false;
+  return true;
+}
+
 bool mm_ends_find(const mm_pack *pack, const mm_tokenizer *t, bool *is_end, mm_err *err) {
-  static const char *const files[] = {"generation_config.json", "config.json"};
   static const char *const names[] = {"<end_of_sentence>", "<end_of_document>", "[e~["};
+  const place at = {pack->dir, pack, pack->model.vocab};
   bool found = false;
-  for (size_t i = 0; !found && i < sizeof files / sizeof *files; i++)
-    if (!ends_from_file(pack, files[i], is_end, &found, err)) return false;
+  if (!ends_from_files(&at, is_end, &found, err)) return false;
   for (size_t i = 0; !found && i < sizeof names / sizeof *names; i++) {
     int32_t id = mm_tokenizer_find(t, names[i]);
     if (mm_tokenizer_is_special(t, id)) is_end[id] = true;
@@ -100,11 +121,22 @@ static bool read_defaults(const mm_json *root, const char *path, mm_sampling *ou
   return check_defaults(out, path, err);
 }
 
-bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
-  if (!mm_pack_find_file(pack, "generation_config.json")) return true; /* the source had none */
-  const mm_path path = mm_path_of(pack->dir, "generation_config.json");
-  mm_json *root = load_object(pack, "generation_config.json", path.text, err);
+static bool defaults_from_file(const place *at, mm_sampling *out, mm_err *err) {
+  const mm_path path = mm_path_of(at->dir, SETTINGS);
+  mm_json *root = load_object(at, SETTINGS, path.text, err);
   const bool ok = root && read_defaults(root, path.text, out, err);
   mm_json_free(root);
   return ok;
+}
+
+bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
+  const place at = {pack->dir, pack, pack->model.vocab};
+  return !lies_there(&at, SETTINGS) /* the source had none */ || defaults_from_file(&at, out, err);
+}
+
+bool mm_ends_check(const char *dir, uint32_t vocab, mm_err *err) {
+  const place at = {dir, NULL, vocab};
+  mm_sampling set = {.temperature = 1, .top_p = 1, .repetition = 1};
+  bool found = false;
+  return ends_from_files(&at, NULL, &found, err) && (!lies_there(&at, SETTINGS) || defaults_from_file(&at, &set, err));
 }

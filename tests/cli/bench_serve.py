@@ -241,6 +241,8 @@ def real():
         shown = bench(url, "--num-prompts", 2, "--input-len", 4, "--output-len", 4, "--vocab", 300, env=key).stdout
         assert "2 of 2 requests" in shown and "time to first token" in shown, shown
         assert "(--vocab gives " in bench(url, "--num-prompts", 1, "--input-len", 500, env=key, status=5).stderr  # ids that the small model lacks
+        long = bench(url, "--num-prompts", 1, "--input-len", 9000, "--vocab", 300, env=key, status=5).stderr
+        assert "(--input-len and --output-len give the lengths)" in long and "--vocab" not in long, long
         assert "status 401" in bench(url, "--model", "m", "--num-prompts", 1, status=5).stderr
 
 

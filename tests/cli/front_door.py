@@ -81,6 +81,16 @@ def examples():
     return known
 
 
+def statuses():
+    """A source where a packed checkpoint is expected is status 3, which --help says to be bad input."""
+    source = "tests/data/tiny-m2"
+    for word, args in (("archive", ["pack", source, "-o", f"{TMP}/none"]), ("verify", [source]), ("run", [source, "-p", "x"]), ("serve", [source, "--check"]),
+                       ("eval", [source, "--ids", f"{source}/held-out-ids.json"])):
+        assert "E_KIND" in run(f"{BIN}/minimax-{word}", *args, status=3).stderr
+        shown = " ".join(run(f"{BIN}/minimax-{word}", "--help").stdout.split())
+        assert re.search(r"Exit status: .*, 3 bad input\b", shown), word
+
+
 def foreign(known):
     """Each row of formats/option_unknown.c: its answer names programs and options that exist, and no row is of no use."""
     rows = re.findall(r'^    \{"([a-z-]+)", (?:"([a-z-]+)"|NULL), ', open("formats/option_unknown.c").read(), re.M)
@@ -133,6 +143,7 @@ def bootstrap():
 
 
 front()
+statuses()
 KNOWN = examples()
 foreign(KNOWN)
 completion()

@@ -159,6 +159,27 @@ def sources():
     open(f"{part}/tokenizer_config.json", "w").write('{"chat_template": "x"}')
     assert "chat template" not in convert(part, "--dry-run").stderr
     assert "note:" not in convert(part, "--dry-run", "-q").stderr
+    # So does one whose tokenizer or settings the runtime does not read: the note comes before the weights are read, and once.
+    refuse = "note: minimax-run and minimax-serve will refuse the output: "
+    settings = f"{refuse}%s: {part}/generation_config.json: "
+    for name, text, said in (("tokenizer.json", "{", "note: the output will take no text, only ids: E_JSON: tokenizer.json: offset 1"),
+                             ("generation_config.json", '{"temperature": 1,', settings % "E_JSON"),
+                             ("generation_config.json", '{"eos_token_id": "x"}', settings % "E_CFG_RANGE" + "eos_token_id"),
+                             ("generation_config.json", '{"top_p": 2}', settings % "E_CFG_RANGE" + "top-p: found 2"),
+                             ("tokenizer_config.json", '{"chat_template": ', refuse + "E_JSON: tokenizer_config.json: offset"),
+                             ("generation_config.json", '{"eos_token_id": [1, 2], "temperature": 0.5}', None)):
+        open(f"{part}/{name}", "w").write(text)
+        for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
+            lines = [line for line in convert(part, *more).stderr.splitlines() if re.match("note: .*the output", line) and "no tokenizer.json" not in line]
+            assert [line.startswith(str(said)) for line in lines] == [True] * bool(said), (name, text, more, lines)
+        os.remove(f"{part}/{name}")
+    # A template is known by its digest.
+    for name, text, unknown in (("chat_template.jinja", "x", True), ("tokenizer_config.json", '{"chat_template": "x"}', True),
+                                ("chat_template.json", '{"chat_template": [{"name": "default", "template": "x"}]}', True), ("tokenizer_config.json", "{}", False)):
+        open(f"{part}/{name}", "w").write(text)
+        for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
+            assert (f"note: the template of {name} is none that is known: chats will need --chat-format" in convert(part, *more).stderr) == unknown, (name, text)
+        os.remove(f"{part}/{name}")
 
     hub_names(source)
     fetch = "hf download MiniMaxAI/MiniMax-M2"

@@ -104,12 +104,12 @@ def others(packed):
 class Terminal:
     """A conversation with somebody at a terminal."""
 
-    def __init__(self, packed, *args, term="dumb", then=None):
+    def __init__(self, packed, *args, term="dumb", then=None, env={}):
         """then: words for the shell, after the program."""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would the program
-            os.environ.update(TERM=term, HOME="/nonexistent")
+            os.environ.update(TERM=term, HOME="/nonexistent", **env)
             shell = ("/bin/sh", "-c", f'trap : INT; "$0" "$@"; {then}') if then else ()
             words = (*shell, f"{BIN}/minimax-run", packed, "--chat", "--temperature", "0", *args)
             os.execv(words[0], words)
@@ -157,6 +157,17 @@ class Terminal:
         return os.waitstatus_to_exitcode(done[1])
 
 
+def no_color(packed):
+    """NO_COLOR turns the sequences around the reasoning off, unless it is empty."""
+    for value, dim in (("1", False), ("", True)):
+        t = Terminal(packed, "-n", "2", env={"NO_COLOR": value})
+        t.until("\n> ")
+        said = t.say(SAID[0])
+        assert "Reasoning: " in said and ("\x1b" in said) == dim, (value, said)
+        t.say("/quit", until="/quit")
+        assert t.end() == 0
+
+
 def terminal(packed):
     """Commands, Ctrl-C within a reply and at the prompt, the note on the format, the rate."""
     path = os.path.join(TMP, "said.json")
@@ -168,6 +179,8 @@ def terminal(packed):
     t.until("> ")
     said = t.say("/nothing\x1b[1m")
     assert "unknown command /nothing\\x1b[1m; /help lists them" in said, said
+    for word in ("/save", "/load"):
+        assert f"{word}: expected the name of a file" in t.say(word), word
     assert "a NUL character in the command /system a\\0b" in t.say("/system a\x16\0b").replace("\\x00", "\\0")
     assert "(the format's own)" in t.say("/system") and "Be brief." not in t.say("/system Be brief.").split("\n", 1)[1] and "\nBe brief.\n" in t.say("/system")
     first = t.say(SAID[0])
@@ -291,7 +304,8 @@ def transcripts(packed):
     lines = [json.dumps({"messages": turns}), "", json.dumps(turns, ensure_ascii=False)]
     assert score("--conversations", "c.jsonl", "\n".join(lines)) == score("--ids", "ids.json", json.dumps(ids + ids))
     assert score("--conversations", "called.jsonl", json.dumps(called)) == score("--ids", "called.json", json.dumps(called_ids))  # none of it is left out
-    for bad, why in (("{", "line 2"), ("[]", "line 2"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
+    for bad, why in (("{", "line 2"), ("[]", "line 2: found an empty list of messages"), ('{"messages": []}', "line 2: found an empty list of messages"),
+                     ("{}", "expected a list of messages, or an object"), ('[{"role": "nobody", "content": "x"}]', "line 2"), ('[{"role": "user", "content": 1}]', "line 2"),
                      ('{"messages": [{"role": "user", "content": "x"}], "tools": {}}', "line 2"), ('[{"role": "assistant", "tool_calls": [{}]}]', "line 2"),
                      ('[{"role": "assistant", "content": "x", "function_call": {}}]', "line 2"),
                      ('[{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}]', "found tool_calls in a message of the role user"),
@@ -323,6 +337,7 @@ for model, form in ((M3, "minimax-m3"), ("tests/data/tiny-m2", "minimax-m2"), ("
     streams(directory, form, replies[0])
 others(directory)
 terminal(convert("tests/data/tiny-m2"))
+no_color(convert("tests/data/tiny-m2"))
 transcripts(convert("tests/data/tiny-m2"))
 print(edited(convert("tests/data/tiny-m2")) + "; "
       "conversations of three turns as the server has them, from -p, a pipe and lines; stop texts, streams, refusals")

@@ -435,6 +435,7 @@ def config_file():
             f.write(line + "\n")
         done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1, (line, done)
+        assert line != "no-such-option" or f"{path}: line 1: unknown option \"--no-such-option\"".encode() in done.stderr, done
         assert b"operand" not in done.stderr, (line, done)  # an option without a value did not take the directory for it
     with Server(".", prefix=["env", "-C", PACKED]) as s:
         assert json.loads(s.get("/v1/models"))["data"][0]["id"] == "tiny-m2"

@@ -150,7 +150,7 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'type': 'object', 'properties': {'a': {'type': 'number', 'not': {'type': 'integer'}}}}",
        "\"not\" is not served where no value is left"},
       {"{'not': {'uniqueItems': true}}", "\"not\" is not served of such keywords"},
-      {"{'if': {'propertyNames': {'maxLength': 2}}, 'then': {'minProperties': 1}}", "\"not\" is not served of such keywords"},
+      {"{'if': {'propertyNames': {'maxLength': 2}}, 'then': {'minProperties': 1}}", "\"if\" is not served of such keywords"},
       {"{'type': 'string', 'not': {'pattern': '^a|b'}}", "\"not\" is not served of a pattern"},
       {"{'not': {'not': {'$ref': '#/$defs/a'}}}", "$ref: leads to no schema"},
       {"{'const': 100.0, 'oneOf': [{}, {'multipleOf': 2}]}", "\"oneOf\" is not served"},
@@ -171,6 +171,33 @@ TEST(contradictions_and_what_is_not_served_differ) {
     char schema[1024];
     if (compile(&a, quoted(schema, sizeof schema, refused[i][0]), &err)) fail_msg("%s is served", schema);
     if (strcmp(err.code, "E_SCHEMA") != 0 || !strstr(err.text, refused[i][1])) fail_msg("%s: %s", schema, err.text);
+    mm_arena_close(&a);
+  }
+}
+
+/* A refusal names a keyword that the schema has, also where it is another one that it became. */
+TEST(a_refusal_names_a_keyword_of_the_schema) {
+  static const char *const refused[][2] = {
+      {"{'not': {'type': 'number', 'minimum': 9007199254740992}}", "\"minimum\" is not served with so many digits"},
+      {"{'not': {'type': 'number', 'maximum': 9007199254740994}}", "\"maximum\" is not served with so many digits"},
+      {"{'type': 'object', 'patternProperties': {'^(?!a)[ab]+$': {}}, 'additionalProperties': {'type': 'null'}}",
+       "\"patternProperties\" is not served: a lookaround"},
+      {"{'type': 'integer', 'if': {'type': 'string', 'pattern': '^(?!a)[ab]+$'}, 'then': {}}", "\"if\" is not served: a lookaround"},
+      {"{'type': 'null', 'not': {'type': ['object', 'null'], 'maxProperties': 2}}", "\"maxProperties\" is not served above 1"},
+      {"{'type': 'number', 'if': {'type': 'integer'}, 'then': {'type': 'null'}}", "\"if\" is not served where no value is left"},
+      {"{'properties': {'</parameter>': {}}, 'patternProperties': {'^x': {}}}", "\"patternProperties\" is not served with such a key"},
+      /* The name of a property and a value are no keywords. */
+      {"{'properties': {'exclusiveMaximum': {'not': {'type': 'number', 'minimum': 9007199254740992}}}, 'required': ['exclusiveMaximum']}",
+       "\"minimum\" is not served with so many digits"},
+      {"{'not': {'type': 'number', 'minimum': 9007199254740992}, 'default': {'exclusiveMaximum': 1}}",
+       "\"minimum\" is not served with so many digits"},
+  };
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    char schema[1024];
+    if (compile(&a, quoted(schema, sizeof schema, refused[i][0]), &err)) fail_msg("%s is served", schema);
+    if (!strstr(err.text, refused[i][1])) fail_msg("%s: %s", schema, err.text);
     mm_arena_close(&a);
   }
 }
