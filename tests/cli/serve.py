@@ -193,7 +193,7 @@ def vllm_names():
     with Server(PACKED, "--metric-names", "vllm", "--served-model-name", 'a "b" \\ \udcffc\u00e9') as s:
         s.post(COMPLETIONS, {**PROMPT, "max_tokens": 3})
         end = time.monotonic() + 20  # a reply may be there before its last step is counted
-        while s.metrics()["reply_tokens_total"] < 3 and time.monotonic() < end:
+        while s.metrics()["step_tokens_count"] < 3 and time.monotonic() < end:
             time.sleep(0.01)
         text, values = s.get("/metrics").decode(), s.metrics()
         label = 'model_name="a \\"b\\" \\\\ \ufffdc\u00e9"'
