@@ -1,6 +1,7 @@
 /* Messages by digest, in buckets and in a list by their last use. */
 #include "runtime/chat/replay.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,8 @@ static void put_number(mm_text *out, const mm_value *v) {
     if (first == v->n) first = end;
     last = end;
   }
-  const long power = end + 1 < v->n ? strtol(v->text + end + 1, NULL, 10) : 0;
+  const long exponent = end + 1 < v->n ? strtol(v->text + end + 1, NULL, 10) : 0;
+  const long power = exponent < LONG_MAX / 2 ? exponent : LONG_MAX / 2; /* it is no small one; a body has fewer digits than that */
   if (point > end) point = end;
   if (v->text[0] == '-') mm_text_put(out, "-");
   for (size_t i = first; i < end && i <= last; i++)

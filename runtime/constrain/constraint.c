@@ -162,6 +162,25 @@ static void step_tokens(mm_constraint *c, int32_t id) {
     c->spent++;
 }
 
+static bool takes_all(mm_grammar *g, const char *bytes, size_t n) {
+  size_t i = 0;
+  while (i < n && mm_grammar_step(g, (uint8_t)bytes[i])) i++;
+  return i == n;
+}
+
+/* A word that is read in more ways than are followed at once may lose the one by which its mask allows it: then that one goes on alone. */
+static bool takes_word(mm_constraint *c, const char *bytes, size_t n) {
+  mm_grammar *before = &c->path.state[0];
+  const uint32_t ways = c->state.count;
+  if (ways > 1) mm_grammar_copy(before, &c->state);
+  bool takes = takes_all(&c->state, bytes, n);
+  for (uint32_t i = 0; ways > 1 && i < ways && !takes; i++) {
+    mm_grammar_way(&c->state, before, i);
+    takes = takes_all(&c->state, bytes, n);
+  }
+  return takes;
+}
+
 static void step_form(mm_constraint *c, int32_t id) {
   size_t n;
   const char *bytes = mm_tokenizer_bytes(c->lexicon->tokenizer, id, &n);
@@ -177,11 +196,8 @@ static void step_form(mm_constraint *c, int32_t id) {
     if (c->now < c->sections) mm_constraint_chosen(c, id);
     return;
   }
-  for (size_t i = 0; bytes && i < n && text; i++) {
-    if (!mm_grammar_step(&c->state, (uint8_t)bytes[i])) c->lost = true;
-    c->begun |= !strchr(" \t\r\n", bytes[i]);
-  }
-  c->lost |= !text;
+  c->lost = !text || (bytes && !takes_word(c, bytes, n));
+  for (size_t i = 0; bytes && i < n && text; i++) c->begun |= !strchr(" \t\r\n", bytes[i]);
   /* If only the next section can follow, it begins now. */
   if (c->lost || !mm_grammar_done(&c->state)) return;
   if (s->again) rewind_sections(c);

@@ -44,7 +44,7 @@ static const char *const comes_from[][2] = {
 /* Members whose keys are names, not keywords, and members that are values. */
 static bool holds_names(const mm_value *m) {
   return mm_value_key_is(m, "properties") || mm_value_key_is(m, "patternProperties") || mm_value_key_is(m, "$defs") ||
-         mm_value_key_is(m, "definitions") || mm_value_key_is(m, "dependentSchemas");
+         mm_value_key_is(m, "definitions") || mm_value_key_is(m, "dependentSchemas") || mm_value_key_is(m, "dependentRequired");
 }
 
 static bool holds_values(const mm_value *m) {

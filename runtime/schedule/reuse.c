@@ -142,10 +142,21 @@ static void await(const job *j, job *other, uint32_t until) {
   if (other->need < j->r.priority) other->need = j->r.priority;
 }
 
+/* Groups of attention have pages of their own: a job waits for one that reads in the group that it will run in. */
+static bool waits_in_group(const mm_scheduler *s) { return s->groups.count > 1 && !s->offload.on; }
+
+static bool has_free_slot(const mm_scheduler *s, uint32_t group) {
+  for (uint32_t i = group; i < s->slots; i += s->groups.count)
+    if (!s->slot[i]) return true;
+  return false;
+}
+
+/* The reader that the job waits for is not there yet, and where groups have pages of their own the job may run next to it. */
 static bool reads_on(const mm_scheduler *s, const job *j) {
   uint32_t i = 0;
   while (i < s->slots && !(s->slot[i] && s->slot[i]->ticket == j->duplicate_of)) i++;
   if (i == s->slots || s->slot[i]->fed >= j->duplicate_until) return false;
+  if (waits_in_group(s) && !has_free_slot(s, i % s->groups.count)) return false;
   await(j, s->slot[i], j->duplicate_until);
   return true;
 }
@@ -186,8 +197,9 @@ static reading reading_of(const mm_scheduler *s, const job *j, uint32_t from, ui
 }
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
-  if (!s->groups.cache || (s->groups.count > 1 && !s->offload.on)) return false; /* it waits in the group that it will run in */
+  if (!s->groups.cache) return false;
   if (reads_on(s, j)) return true;
+  if (waits_in_group(s)) return false; /* mm_reuse_read_in looks, group by group */
   reading r = reading_of(s, j, 0, 1, 0, false);
   if (r.by) r = reading_of(s, j, 0, 1, mm_reuse_longest(s, j), true);
   if (!r.by) return false;
@@ -195,10 +207,20 @@ bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   return true;
 }
 
-uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group, bool waits) {
+static uint32_t had_in(mm_scheduler *s, const job *j, uint32_t group) {
+  return mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
+}
+
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {
   if (!s->groups.cache || s->offload.on) return 0;
-  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
-  return reading_of(s, j, group, s->groups.count, had, waits).shared;
+  return reading_of(s, j, group, s->groups.count, had_in(s, j, group), false).shared;
+}
+
+bool mm_reuse_wait_in(mm_scheduler *s, job *j, uint32_t group) {
+  if (!s->groups.cache || s->offload.on) return false;
+  const reading r = reading_of(s, j, group, s->groups.count, had_in(s, j, group), true);
+  if (r.by) j->duplicate_of = r.by->ticket, j->duplicate_until = r.until;
+  return r.by;
 }
 
 /* ---- leaving ---- */

@@ -260,7 +260,7 @@ static bool let_into(mm_scheduler *s, job *j, uint32_t group, bool push) {
 /* Tokens that the group would have with the job, and those of the job that it would compute. */
 static uint64_t cost_of(mm_scheduler *s, const job *j, uint32_t group) {
   const bool finds = s->groups.cache;
-  const uint32_t most = mm_reuse_most(j), read = mm_reuse_read_in(s, j, group, false);
+  const uint32_t most = mm_reuse_most(j), read = mm_reuse_read_in(s, j, group);
   const uint32_t ready = read ? read : finds ? mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, most) : 0;
   const uint32_t had =
       finds && s->offload.on ? (uint32_t)mm_max(ready, mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most)) : ready;
@@ -291,7 +291,7 @@ static bool waits_for_pages(mm_scheduler *s, job *j, uint32_t group, bool push) 
 
 /* Returns true if the job waits for a prefix of its own that another one reads in the group, which would let it in. */
 static bool waits_for_reader(mm_scheduler *s, job *j, uint32_t group) {
-  return j->duplicate = free_slot(s, group) < s->slots && could_fit(s, j, group) && mm_reuse_read_in(s, j, group, true);
+  return j->duplicate = free_slot(s, group) < s->slots && could_fit(s, j, group) && mm_reuse_wait_in(s, j, group);
 }
 
 /* Lets the job in: into the group with the fewest tokens where it fits, or else into the first where others give way for it. Returns false

@@ -269,11 +269,13 @@ void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has, and this one will find it wherever it
- * runs. */
+ * runs, or is the one that mm_reuse_wait_in found. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
 /* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that they are worth a wait;
- * 0: none, or they come by way of host memory. waits: it does wait, which the other is to know. */
-uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group, bool waits);
+ * 0: none, or they come by way of host memory. */
+uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group);
+/* Returns true if the job waits for such a one, as mm_reuse_duplicate says from then on without another look at the tokens. */
+bool mm_reuse_wait_in(mm_scheduler *s, job *j, uint32_t group);
 /* Tokens of the longest prefix that it would find, in any group. */
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j);
 /* Frees pages of the group that the cache alone refers to; how many. Waits for their copies if they go to host memory. */

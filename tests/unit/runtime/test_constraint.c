@@ -493,4 +493,33 @@ TEST(masks_of_several_ways) {
   mm_arena_close(&a);
 }
 
+/* A word by which one way is read on, and another forks so often that both together are too many: who says it is held to the form. */
+TEST(a_word_of_too_many_ways) {
+  static const char first[] =
+      "root ::= one | two\none ::= \"x\" \"a\" any | \"\\x02\" one \"y\"\nany ::= [^\\x01]+ | \"\\x01\" any \"z\"\n"
+      "two ::= \"\\x02\" two \"y\" | \"x\" (\"a\" \"d\"";
+  static char grammar[4096];
+  mm_arena a = {0};
+  mm_err err = {0};
+  size_t n = (size_t)snprintf(grammar, sizeof grammar, "%s", first);
+  for (int i = 1; i < 32; i++) n += (size_t)snprintf(grammar + n, sizeof grammar - n, " | s%d", i);
+  n += (size_t)snprintf(grammar + n, sizeof grammar - n, ")");
+  for (int i = 1; i < 32; i++) n += (size_t)snprintf(grammar + n, sizeof grammar - n, "\ns%d ::= \"a\" \"q\"{%d} (s%d \"q\")?", i, i, i);
+  const mm_form *form = mm_whole_grammar(&a, grammar, n, "grammar", &err);
+  if (!form) fail_msg("%s", err.text);
+  const mm_section section = {.kind = MM_SECTION_FORM, .form = form};
+  for (int32_t id = 0; id < VOCAB; id++) {
+    const char *bytes = mm_tokenizer_bytes(tokenizer, id, &n);
+    if (!bytes || !n || *bytes != 'a') continue;
+    mm_constraint *c = mm_constraint_open(lexicon, &section, 1, &err);
+    assert_non_null(c);
+    say(c, "x");
+    const bool allowed = allows(c, id);
+    if (allowed) mm_constraint_chosen(c, id);
+    if (allowed && !mm_constraint_allowed(c)) fail_msg("token %d is allowed, and ends the form", id);
+    mm_constraint_close(c);
+  }
+  mm_arena_close(&a);
+}
+
 int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }

@@ -189,6 +189,8 @@ TEST(a_refusal_names_a_keyword_of_the_schema) {
       /* The name of a property and a value are no keywords. */
       {"{'properties': {'exclusiveMaximum': {'not': {'type': 'number', 'minimum': 9007199254740992}}}, 'required': ['exclusiveMaximum']}",
        "\"minimum\" is not served with so many digits"},
+      {"{'dependentRequired': {'minimum': ['a']}, 'not': {'type': 'number', 'exclusiveMaximum': 9007199254740993}}",
+       "\"exclusiveMaximum\" is not served with so many digits"},
       {"{'not': {'type': 'number', 'minimum': 9007199254740992}, 'default': {'exclusiveMaximum': 1}}",
        "\"minimum\" is not served with so many digits"},
   };
