@@ -11,6 +11,7 @@
 #include "convert/report/report.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
+#include "runtime/chat/chat_format.h"
 #include "runtime/chat/source_notes.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
@@ -187,7 +188,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->demand, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) {
-    mm_report_absent(stderr, hf);
+    mm_report_absent(stderr, hf, mm_chat_format_given(hf->dir));
     if (plan->layout->extras) mm_source_notes(stderr, hf->dir, plan->pack.model.vocab);
   }
   if (a->follow.frees && !a->part_size && !a->quiet)

@@ -171,6 +171,16 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   return f;
 }
 
+bool mm_chat_format_given(const char *dir) {
+  const place at = {dir, NULL};
+  const char *file;
+  size_t n = 0;
+  char *text = own_template(&at, &file, &n, MM_IGNORED);
+  const bool given = text && n;
+  free(text);
+  return given;
+}
+
 bool mm_chat_format_known(const char *dir, const char **file, mm_err *err) {
   const place at = {dir, NULL};
   size_t n = 0;
