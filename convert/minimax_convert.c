@@ -291,7 +291,7 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
     mm_events_put(events, "share_done", mm_json_new_obj());
   else if (ok)
     mm_report_done(events, plan, &outcome);
-  if (ok && outcome.zeroed && !a->quiet)
+  if (ok && first && outcome.zeroed && !a->quiet) /* its journals have those of all processes */
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
   if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, err);
@@ -419,8 +419,11 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
-  if (a->recipe.quant && a->recipe.file)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
+  if (a->recipe.quant && a->recipe.file) {
+    a->met = true;
+    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
+    return mm_mpi_all(false, err);
+  }
   if (!a->recipe.quant) a->recipe.quant = "none";
   if (!print_words(a, &printed, err) || printed) return err->status == MM_OK;
   struct sigaction action = {.sa_handler = on_signal};
