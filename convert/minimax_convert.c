@@ -11,6 +11,7 @@
 #include "convert/report/report.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
+#include "runtime/chat/chat_format.h"
 #include "runtime/chat/source_notes.h"
 
 /* Memory: the plan and the program, per thread a strip in four forms and one block, and the blocks being assembled. */
@@ -187,7 +188,7 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   if (a->gpu && !mm_verdict_make(verdict, plan, hf, &planning->options, &a->demand, err)) return false;
   if (!a->quiet && a->process == 0) mm_report_notes(stderr, hf, plan);
   if (!a->quiet && a->process == 0 && !a->names_only && !a->follow.on) {
-    mm_report_absent(stderr, hf);
+    mm_report_absent(stderr, hf, mm_chat_format_given(hf->dir));
     if (plan->layout->extras) mm_source_notes(stderr, hf->dir, plan->pack.model.vocab);
   }
   if (a->follow.frees && !a->part_size && !a->quiet)
@@ -290,7 +291,7 @@ static bool convert_with(const mm_convert_args *a, mm_plan *plan, const mm_verdi
     mm_events_put(events, "share_done", mm_json_new_obj());
   else if (ok)
     mm_report_done(events, plan, &outcome);
-  if (ok && outcome.zeroed && !a->quiet)
+  if (ok && first && outcome.zeroed && !a->quiet) /* its journals have those of all processes */
     fprintf(stderr, "%llu weights were NaN or infinite and are stored as 0\n", (unsigned long long)outcome.zeroed);
   if (!ok || !first || (a->quiet && !a->json)) return ok;
   if (!a->part) return mm_report_summary(a->json ? stdout : stderr, plan, &outcome, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, err);
@@ -418,8 +419,11 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
-  if (a->recipe.quant && a->recipe.file)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
+  if (a->recipe.quant && a->recipe.file) {
+    a->met = true;
+    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
+    return mm_mpi_all(false, err);
+  }
   if (!a->recipe.quant) a->recipe.quant = "none";
   if (!print_words(a, &printed, err) || printed) return err->status == MM_OK;
   struct sigaction action = {.sa_handler = on_signal};

@@ -34,12 +34,26 @@ static bool rotated(const char *path, const char *by, mm_err *err) {
                  "found weights rotated by \"%s\", expected weights that no transformation changed", MM_ESCAPED(64, by));
 }
 
-/* True if a value says nothing: null, false, an empty one, or groups of none. */
+/* True if a value says nothing: null, false, 0, "none", or an empty one. */
 static bool says_nothing(const mm_json *v) {
-  const mm_json *groups = mm_json_get(v, "config_groups");
-  const mm_json_type t = mm_json_type_of(v);
-  return t == MM_JSON_NULL || (t == MM_JSON_BOOL && !mm_json_bool(v)) || ((t == MM_JSON_OBJ || t == MM_JSON_ARR) && mm_json_size(v) == 0) ||
-         (t == MM_JSON_OBJ && mm_json_size(v) == 1 && mm_json_type_of(groups) == MM_JSON_OBJ && mm_json_size(groups) == 0);
+  const char *text = mm_json_str(v);
+  switch (mm_json_type_of(v)) {
+    case MM_JSON_NULL: return true;
+    case MM_JSON_BOOL: return !mm_json_bool(v);
+    case MM_JSON_INT: return mm_json_int(v) == 0;
+    case MM_JSON_STR: return mm_json_str_len(v) == strlen(text) && (!*text || strcasecmp(text, "none") == 0);
+    case MM_JSON_OBJ:
+    case MM_JSON_ARR: return mm_json_size(v) == 0;
+    default: return false;
+  }
+}
+
+/* True if a key's value rotates nothing: groups of none, or one that is switched off. */
+static bool is_idle(const mm_json *v) {
+  static const char *const on[] = {"enable", "enabled"};
+  for (size_t i = 0; i < sizeof on / sizeof *on; i++)
+    if (mm_json_type_of(mm_json_get(v, on[i])) == MM_JSON_BOOL && !mm_json_bool(mm_json_get(v, on[i]))) return true;
+  return says_nothing(v) || (mm_json_size(v) == 1 && mm_json_get(v, "config_groups") && says_nothing(mm_json_get(v, "config_groups")));
 }
 
 /* A key under which tools note that weights were rotated: auto-round's, compressed-tensors', GPTQModel's. */
@@ -50,18 +64,23 @@ static bool names_rotation(const char *key) {
   return i < sizeof part / sizeof *part;
 }
 
+/* Quark's algorithms: a list, in older versions also a single one. */
+static bool no_algorithm(const char *path, const mm_json *v, mm_err *err) {
+  const bool list = mm_json_type_of(v) == MM_JSON_ARR;
+  for (size_t i = 0, n = list ? mm_json_size(v) : 1; i < n; i++) {
+    const char *name = mm_declared_word(list ? mm_json_at(v, i) : v, "name");
+    if (name && mm_declared_listed("rotation quarot spinquant svdquant", name)) return rotated(path, name, err);
+  }
+  return true;
+}
+
 bool mm_declared_unrotated(const char *path, const mm_json *obj, mm_err *err) {
   const mm_json *value;
   const char *key;
   void *iter = NULL;
   while (mm_json_next(obj, &iter, &key, &value))
-    if (names_rotation(key) && !says_nothing(value)) return rotated(path, key, err);
-  const mm_json *algorithms = mm_json_get(obj, "algo_config"); /* Quark's */
-  for (size_t i = 0; mm_json_type_of(algorithms) == MM_JSON_ARR && i < mm_json_size(algorithms); i++) {
-    const char *name = mm_declared_word(mm_json_at(algorithms, i), "name");
-    if (name && mm_declared_listed("rotation quarot spinquant svdquant", name)) return rotated(path, name, err);
-  }
-  return true;
+    if (names_rotation(key) && !is_idle(value)) return rotated(path, key, err);
+  return no_algorithm(path, mm_json_get(obj, "algo_config"), err) && no_algorithm(path, mm_json_get(obj, "pre_quant_opt_config"), err);
 }
 
 /* ---- inputs ---- */

@@ -130,14 +130,9 @@ static bool lies_there(const mm_hf *hf, const char *name) {
   return stat(mm_path_of(hf->dir, name).text, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
 }
 
-void mm_report_absent(FILE *f, const mm_hf *hf) {
-  mm_json *config = mm_json_load(mm_path_of(hf->dir, "tokenizer_config.json").text, MM_CONFIG_MAX, MM_IGNORED);
-  const mm_json *own = mm_json_get(config, "chat_template");
-  const bool template = lies_there(hf, "chat_template.jinja") || lies_there(hf, "chat_template.json") ||
-                        (mm_json_type_of(own) == MM_JSON_STR ? mm_json_str_len(own) > 0 : mm_json_type_of(own) != MM_JSON_NULL);
+void mm_report_absent(FILE *f, const mm_hf *hf, bool template) {
   if (!lies_there(hf, "tokenizer.json"))
     fputs("note: the source has no tokenizer.json: the output will take no text, only ids; put one into the source first\n", f);
   if (!template)
     fputs("note: the source has no chat template (chat_template.jinja, or in tokenizer_config.json): chats will need --chat-format\n", f);
-  mm_json_free(config);
 }

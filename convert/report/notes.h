@@ -5,7 +5,7 @@
 #include "convert/plan/plan.h"
 
 void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p);
-/* Notes the files that the output will lack at run time because the source lacks them. */
-void mm_report_absent(FILE *f, const mm_hf *hf);
+/* Notes the files that the output will lack at run time because the source lacks them; `template`: it has a chat template. */
+void mm_report_absent(FILE *f, const mm_hf *hf, bool template);
 
 #endif

@@ -312,9 +312,9 @@ static void mark_used(mm_hf *hf, const mm_site *p, const char *suffix) {
   if (t) t->used = true;
 }
 
-/* The static scale of inputs in FP8 says nothing to the schemes of FP4. */
+/* The static scale of inputs in FP8 says nothing to the schemes of FP4; modules without one may stand next to it. */
 static bool scales_other_inputs(const mm_hf *hf, const mm_encoding *e) {
-  return e->part[MM_GLOBAL].suffix && hf->quantization.inputs.of[MM_NUMBERS_FP4] == 1u << MM_NUMBERS_FP8;
+  return e->part[MM_GLOBAL].suffix && (hf->quantization.inputs.of[MM_NUMBERS_FP4] >> MM_NUMBERS_FP8 & 1);
 }
 
 static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *out, mm_err *err) {

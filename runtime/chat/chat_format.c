@@ -8,6 +8,7 @@
 #include "formats/hash.h"
 #include "formats/json.h"
 #include "formats/system/file.h"
+#include "runtime/text/ends.h"
 
 #define TEMPLATE_MAX (UINT64_C(16) << 20)
 
@@ -117,7 +118,9 @@ static char *companion(const place *p, const char *name, size_t *n, mm_err *err)
 /* chat_template of a JSON file: a string, or a list of named ones of which "default" counts. */
 static char *template_in(const place *p, const char *name, size_t *n, mm_err *err) {
   char *text = companion(p, name, n, err), *out = NULL;
-  mm_json *root = text ? mm_json_parse(text, *n, name, err) : NULL;
+  mm_err reason = {0};
+  mm_json *root = text ? mm_json_parse(text, *n, name, &reason) : NULL;
+  if (text && !root && !mm_companion_fail(p->pack, name, &reason, err)) return free(text), NULL;
   const mm_json *v = mm_json_get(root, "chat_template");
   if (mm_json_type_of(v) == MM_JSON_ARR) {
     const mm_json *list = v;
@@ -169,6 +172,16 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
   }
   free(text);
   return f;
+}
+
+bool mm_chat_format_given(const char *dir) {
+  const place at = {dir, NULL};
+  const char *file;
+  size_t n = 0;
+  char *text = own_template(&at, &file, &n, MM_IGNORED);
+  const bool given = text && n;
+  free(text);
+  return given;
 }
 
 bool mm_chat_format_known(const char *dir, const char **file, mm_err *err) {

@@ -47,6 +47,8 @@ const mm_chat_format *mm_chat_format_of_template(const char *text, size_t n);
  * where no format has the name. */
 const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err);
 
+/* True if the folder of a source has a template, known or not. */
+bool mm_chat_format_given(const char *dir);
 /* False where the folder of a source has a template, in *file, that is not known. *err: the file is not read. */
 bool mm_chat_format_known(const char *dir, const char **file, mm_err *err);
 

@@ -240,8 +240,10 @@ bool mm_cu_separate_streams(mm_backend *b, mm_err *err) {
   for (int i = 0; i < kTries && !all; i++) {
     if (!mm_cu_peers_settle(b->peers, b->stream, err) || !mm_cu_peers_try_streams(b->peers, b->stream, &late, &all, err)) return false;
     if (all || !late) continue;
+    cudaStream_t another = nullptr;
+    if (!mm_cu_check(cudaStreamCreateWithFlags(&another, cudaStreamNonBlocking), "cudaStreamCreate", err)) return false;
     b->streams_given_up.push_back(b->stream);
-    if (!mm_cu_check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "cudaStreamCreate", err)) return false;
+    b->stream = another;
   }
   return all || mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                         "rank %u: found ranks on one device whose kernels do not run at the same time, whichever of %d streams they have: "

@@ -32,14 +32,17 @@ static bool is_copied(const mm_pack *pack, const char *name, const char *path) {
   return file && mm_digest_equal(&found, &file->sha256);
 }
 
-/* Text that is no JSON is damage unless the source had it so. */
+bool mm_companion_fail(const mm_pack *pack, const char *name, mm_err *reason, mm_err *err) {
+  if (!pack || is_copied(pack, name, mm_path_of(pack->dir, name).text)) return mm_fail_as(err, reason);
+  return mm_fail_damaged(err, reason);
+}
+
 static mm_json *load_object(const place *at, const char *name, const char *path, mm_err *err) {
   mm_err reason = {0};
   if (!mm_file_listed(path, err)) return NULL;
   mm_json *root = mm_json_load(path, COMPANION_MAX, &reason);
-  if (!root && (!at->pack || is_copied(at->pack, name, path))) mm_fail_as(err, &reason);
-  if (!root) mm_fail_damaged(err, &reason);
-  if (!root || mm_json_type_of(root) == MM_JSON_OBJ) return root;
+  if (!root && !mm_companion_fail(at->pack, name, &reason, err)) return NULL;
+  if (mm_json_type_of(root) == MM_JSON_OBJ) return root;
   mm_json_free(root);
   mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(path, NULL), "found a list, expected an object");
   return NULL;

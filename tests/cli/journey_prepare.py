@@ -173,6 +173,12 @@ def sources():
             lines = [line for line in convert(part, *more).stderr.splitlines() if re.match("note: .*the output", line) and "no tokenizer.json" not in line]
             assert [line.startswith(str(said)) for line in lines] == [True] * bool(said), (name, text, more, lines)
         os.remove(f"{part}/{name}")
+    # A file of templates in which none stands that chats take gives none.
+    for name, text in (("tokenizer_config.json", '{"chat_template": [{"name": "tool_use", "template": "x"}]}'), ("tokenizer_config.json", '{"chat_template": 5}'),
+                       ("chat_template.json", "{}"), ("chat_template.json", '{"chat_template": ""}')):
+        open(f"{part}/{name}", "w").write(text)
+        assert "note: the source has no chat template" in convert(part, "--dry-run").stderr, (name, text)
+        os.remove(f"{part}/{name}")
     # A template is known by its digest.
     for name, text, unknown in (("chat_template.jinja", "x", True), ("tokenizer_config.json", '{"chat_template": "x"}', True),
                                 ("chat_template.json", '{"chat_template": [{"name": "default", "template": "x"}]}', True), ("tokenizer_config.json", "{}", False)):

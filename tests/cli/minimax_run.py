@@ -160,6 +160,12 @@ for text in ('{"eos_token_id": ', '{"a": 1, "a": 2}', "\0" * 30, '{"top_k": 1111
     with open(f"{other}/generation_config.json", "w") as f:
         f.write(text)
     refused(6, f"{other}/generation_config.json: ", other, "-p", "And")
+# So is a template's file that is no JSON.
+templated = changed_source(model, "templated-source", {"chat_template.json": {"chat_template": "x"}})
+subprocess.run([f"{BIN}/minimax-convert", templated, "-o", f"{TMP}/templated", "-q"], check=True)
+with open(f"{TMP}/templated/chat_template.json", "w") as f:
+    f.write('{"chat_template": ')
+refused(6, "E_JSON: chat_template.json: offset 18", f"{TMP}/templated", "--chat", "-p", "And", "-n", "1", "-q")
 # Settings out of range are the file's fault, which is named.
 chat = ("--chat", "--chat-format", "minimax-m2", "-p", "And", "-n", "2", "-q")
 for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found -1"), ({"top_p": 0}, "E_CFG_RANGE", "top-p: found 0"), ({"top_p": 1.0000001}, "E_CFG_RANGE", "top-p: found 1.0000001, expected"), ({"min_p": 2}, "E_CFG_RANGE", "min-p: found 2"),

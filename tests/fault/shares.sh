@@ -54,6 +54,7 @@ fails() { # exit status, words of the line, options
 fails 4 E_TP --pp 9
 fails 2 E_USAGE --kv-cache-dtype fp8
 fails 2 "--part under mpirun" --part 0/2
+fails 2 "--quant with --recipe" --recipe none.json
 fails 8 E_MEMORY --mem-limit 1M
 fails 5 E_IO --events "$out/absent/events"
 rm "$out/said"
@@ -68,4 +69,18 @@ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --ov
 [ ! -e "$out/killed" ]
 mpi -o "$out/killed" --resume
 diff -r "$out/one" "$out/killed"
+# Weights that are not finite are counted once, those of all processes.
+python3 - "$out/src" <<'END'
+import glob, json, struct, sys
+for path in glob.glob(sys.argv[1] + "/*.safetensors"):
+    with open(path, "r+b") as f:
+        (n,) = struct.unpack("<Q", f.read(8))
+        for t in json.loads(f.read(n)).values():
+            if t.get("dtype") == "BF16":
+                f.seek(8 + n + t["data_offsets"][0])
+                f.write(b"\xc0\x7f")
+END
+"$convert" "$out/src" -o "$out/zeroed" --allow-nonfinite 2>&1 | grep "stored as 0" >"$out/want"
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 4 "$BUILD/mpi/bin/minimax-convert" "$out/src" -o "$out/counted" -j 1 \
+  --part-size 2M --allow-nonfinite 2>&1 | grep "stored as 0" | diff "$out/want" -
 echo "--part and mpirun -n 4: the same bytes as one process, also after one was killed"

@@ -109,6 +109,9 @@ def static_scales():
     assert not any("input_scale" in t for t in tensors(out))
     out = exact(nvfp4("modelopt"), modelopt("NVFP4", group_size=16), "nvfp4")
     assert any("input_scale" in t for t in tensors(out))
+    layers = {"a": {"quant_algo": "W4A16_NVFP4"}, "b": {"quant_algo": "W4A8_NVFP4_FP8"}}
+    out = exact(nvfp4("modelopt"), modelopt("MIXED_PRECISION", quantized_layers=layers), "nvfp4a16")
+    assert not any("input_scale" in t for t in tensors(out))
     layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A8_NVFP4_FP8"}}
     refused(nvfp4("modelopt"), modelopt("MIXED_PRECISION", quantized_layers=layers), "E_Q_METHOD", "next to such with inputs in FP4")
 
@@ -186,12 +189,15 @@ def refusals():
     dynamic = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True}
     exact(block, with_inputs(ct_float("float-quantized", 8, "block", block_structure="128x128"), **dynamic), "block_fp8")
     for key in ("spinquant_config", "rotation_config", "online_hadamard", "quarot"):
-        for empty in (None, False, {}, []):
+        for empty in (None, False, {}, [], 0, "", "none", "None", {"config_groups": {}}, {"enabled": False, "r1": True}):
             run("minimax-convert", source(MODEL.encoded(gptq(4, 32, 1))[0], gptq_config(4, 32, sym=True, **{key: empty})), "--dry-run")
         refused(gptq(4, 32, 1), gptq_config(4, 32, sym=True, **{key: {"r1": True}}), "E_Q_TRANSFORM", f'weights rotated by "{key}"')
         refused(gptq(4, 32, 1), {**gptq_config(4, 32, sym=True), key: {"r1": True}}, "E_Q_TRANSFORM", f'weights rotated by "{key}"')
     for name in ("rotation", "svdquant"):
-        refused(block, method("quark", algo_config=[{"name": name}]), "E_Q_TRANSFORM", name)
+        for config in ({"algo_config": [{"name": "awq"}, {"name": name}]}, {"algo_config": {"name": name}}, {"pre_quant_opt_config": [{"name": name}]}):
+            refused(block, method("quark", **config), "E_Q_TRANSFORM", name)
+    for config in ({"algo_config": [{"name": "awq"}]}, {"algo_config": None, "pre_quant_opt_config": []}, {"algo_config": {"name": "gptq"}}):
+        run("minimax-convert", source(MODEL.encoded(CASES["int8"][0])[0], method("quark", **config)), "--dry-run")
 
 
 if __name__ == "__main__":

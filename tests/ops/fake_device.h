@@ -55,6 +55,7 @@ static struct fake {
   int slow_device;                                  /* those to this one take ten times as long where copy_us is not 0 */
   uint32_t timeout_ms;                              /* of a kernel, for those of other ranks */
   uint64_t copied;                                  /* bytes, by large copies, ever */
+  bool no_streams, twice;                           /* no stream can be made; one was destroyed twice */
   bool no_driver;                                   /* the machine has none */
   bool no_peers;                                    /* devices cannot write to each other's memory */
   const char *fail_launch_of;                       /* the next launch of a kernel whose name has this in it fails; or NULL */
@@ -251,6 +252,7 @@ cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t s) {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
   (void)flags;
+  if (fake.no_streams) return cudaErrorMemoryAllocation;
   pthread_mutex_lock(&fake.lock);
   uint32_t i = 0;
   while (fake.stream[i].open) i++;
@@ -262,6 +264,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
   pthread_mutex_lock(&fake.lock);
   if (fake.ranks > 0) fake.ranks -= s->ranks; /* nobody waits for one that has gone */
+  fake.twice = fake.twice || !s->open;
   s->open = false;
   pthread_mutex_unlock(&fake.lock);
   return cudaSuccess;

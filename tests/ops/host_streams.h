@@ -19,6 +19,17 @@ static uint32_t open_streams(void) {
   return n;
 }
 
+/* A rank that gets no other stream fails, and closes its own once. */
+static void check_no_stream(const mm_shards *two) {
+  mm_err err = {0};
+  mm_engine *e = open_engine(two);
+  late_tries = 3, fake.no_streams = true;
+  report("streams of ranks on one device, where no other is made", e && !step(e, 1, false, &err), err.text);
+  fake.no_streams = false;
+  close_engine(e, "its calls and its memory");
+  report("streams are closed once", !fake.twice && open_streams() == 0, "one was closed twice, or not");
+}
+
 /* The rank that is late has another stream for each try, and keeps those before until it closes; after too many it says so. */
 static void check_streams(const mm_shards *two) {
   placed_on[1] = 0, fake.on_launch = begin_late;
@@ -40,6 +51,7 @@ static void check_streams(const mm_shards *two) {
   report("streams of ranks on one device that all have one queue", refused, err.text);
   close_engine(e, "its calls and its memory");
   report("streams are closed", open_streams() == 0, "some are left");
+  check_no_stream(two);
   placed_on[1] = 1, fake.on_launch = NULL;
 }
 
