@@ -327,8 +327,11 @@ TEST(test_choice) {
   assert_format_refused(&p, NULL, MM_UNSUPPORTED, "chat_template.jinja: found a chat template of digest ");
   p.file = file + 1;
   assert_format_refused(&p, NULL, MM_UNSUPPORTED, "tokenizer_config.json: found a chat template of digest ");
-  put_file(dir, config, "{\"chat_template\": ");
-  assert_format_refused(&p, NULL, MM_BAD_INPUT, "tokenizer_config.json");
+  const char cut[] = "{\"chat_template\": ";
+  put_file(dir, config, cut);
+  assert_format_refused(&p, NULL, MM_INTEGRITY, "tokenizer_config.json"); /* it is not what was copied */
+  file[1].sha256 = mm_sha256(cut, sizeof cut - 1);
+  assert_format_refused(&p, NULL, MM_BAD_INPUT, "tokenizer_config.json"); /* the source had it so */
   put_file(dir, config, "{\"model_max_length\": 1}");
   assert_format_refused(&p, NULL, MM_UNSUPPORTED, "no chat template");
   snprintf(path, sizeof path, "%s/%s", dir, own);
