@@ -428,7 +428,8 @@ static bool parse_body(mm_call *c, mm_err *err) {
   return true;
 }
 
-/* Fields by which a reply may be held to a form. The first makes a lexicon of the whole vocabulary, and a form may take long to compile. */
+/* Fields by which a reply may be held to a form (content_fields.c, turn.c, openai_messages.c). The first such request makes a lexicon of
+ * the whole vocabulary, and a form may take long to compile. */
 static bool may_hold(const mm_value *body) {
   static const char *const field[] = {
       "tools",          "response_format",       "text",    "output_config",      "thinking",
