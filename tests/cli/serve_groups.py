@@ -84,7 +84,7 @@ for model, shape in (("tiny-m1", ["--tp", "2", "--attn-tp", "1", "--ep", "2"]), 
     # A sequence lies in one group: its part of the cache has to hold --max-model-len.
     short = subprocess.run([f"{BIN}/minimax-serve", groups, "--port", "0", "--kv-cache-tokens", "192", "--max-model-len", "160", "--check"], capture_output=True, text=True)
     assert short.returncode == 2 and "found 192 (128 for each of 2 groups), fewer than one sequence of --max-model-len 160" in short.stderr, (short.returncode, short.stderr)
-    subprocess.run([f"{BIN}/minimax-serve", groups, "--port", "0", "--kv-cache-tokens", "257", "--max-model-len", "160", "--check", *devices(int(shape[1]))], check=True, capture_output=True)
+    subprocess.run([f"{BIN}/minimax-serve", groups, "--port", "0", "--kv-cache-tokens", "257", "--max-model-len", "160", "--check", *DEVICE, *devices(int(shape[1]))], check=True, capture_output=True)
     refused("collecting inputs", "minimax-eval", groups, "--text", "tests/data/held-out.txt", "--collect", f"{TMP}/moments")
 codes = convert("tiny-m2", "tiny-m2-codes", "--tp", "2", "--attn-tp", "1", quant="block_fp8")
 with Server(codes, "-t", "1", "--act-quant", "on", "--max-model-len", "256", *DEVICE, *devices(2)) as s:
