@@ -528,22 +528,29 @@ start_part() {
   "$build"/bin/minimax-run "$work"/models/1/tiny-m2-block_fp8 --device cuda -n 4 -p In 2>&1 >"$work/start.txt" | grep 'tokens at' | sed 's/.*, on /--   start: on /'
 }
 
+# servers NAME SECONDS DEVICES TEXT SCRIPT [ARGUMENT …]: a test of servers on these devices, in a folder of its own
+servers() {
+  name=$1 limit=$2 list=$3 text=$4
+  shift 4
+  mkdir -p "$work/$name"
+  DEVICE=cuda DEVICES=$list BUILD=$build TMPDIR=$work/$name timeout "$limit" python3 "$@" >"$work/$name.txt" 2>&1 && status=ok || status=FAIL
+  row $status "$text: $(tail -n 1 "$work/$name.txt")"
+}
+
 # Four ranks, two of them on each of two GPUs: blocks of drafts, servers with a draft of each kind, random requests to servers with and without.
 four_part() {
   four=$work/four-ranks
-  mkdir -p "$four/models" "$four/draft" "$four/lookup"
-  to=$four/models/tiny-m2-bf16-4
+  mkdir -p "$four"
+  to=$four/tiny-m2-bf16-4
   [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m2 -o "$to" --tp 4 --quant bf16 -q || row FAIL "four: $to"
-  [ "$devices" -gt 1 ] && list=0,0,1,1 || list=0,0,0,0
+  [ "$devices" -gt 1 ] && four_on=0,0,1,1 || four_on=0,0,0,0
   (
-    export CUDA_MODULE_LOADING=EAGER DEVICE=cuda DEVICES=$list BUILD="$build"
-    TMPDIR=$four/draft timeout 60 python3 tests/cli/convert_draft.py 4 >"$four/draft.txt" 2>&1 && status=ok || status=FAIL
-    row $status "four: servers that propose by a draft: $(tail -n 1 "$four/draft.txt")"
+    export CUDA_MODULE_LOADING=EAGER
+    servers four-draft 60 $four_on 'four: servers that propose by a draft' tests/cli/convert_draft.py 4
     for kind in dflash lookup eagle3 lookup-m1; do
-      TMPDIR=$four/lookup timeout 60 python3 tests/fault/serve_sequences.py "${FOUR:-24}" 7 4 $kind >"$four/$kind.txt" 2>&1 && status=ok || status=FAIL
-      row $status "four: random requests to servers with proposals by $kind and without: $(tail -n 1 "$four/$kind.txt")"
+      servers "four-$kind" 60 $four_on "four: random requests to servers with proposals by $kind and without" tests/fault/serve_sequences.py "${FOUR:-24}" 7 4 $kind
     done
-    MM_GPU_MODELS=$four/models timeout 60 "$gpu" test draft
+    MM_GPU_MODELS=$four timeout 60 "$gpu" test draft
     ended=$?
     exit $ended
   )
@@ -551,15 +558,9 @@ four_part() {
 
 ranks_part() {
   [ "$devices" -gt 1 ] && pair=0,1 || pair=0
-  if [ "$devices" -gt 1 ]; then
-    mkdir -p "$work/run_groups"
-    DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work/run_groups timeout 300 python3 tests/cli/run_groups.py >"$work/run_groups.txt" 2>&1 && status=ok || status=FAIL
-    row $status "ranks: --dp over checkpoints of --attn-tp: $(tail -n 1 "$work/run_groups.txt")"
-  fi
-  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/serve_groups.py >"$work/groups.txt" 2>&1 && status=ok || status=FAIL
-  row $status "ranks: servers of groups of attention: $(tail -n 1 "$work/groups.txt")"
-  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/serve_offload.py >"$work/offload.txt" 2>&1 && status=ok || status=FAIL
-  row $status "ranks: pages of groups of attention in host memory: $(tail -n 1 "$work/offload.txt")"
+  [ "$devices" -lt 2 ] || servers run-groups 300 $pair 'ranks: --dp over checkpoints of --attn-tp' tests/cli/run_groups.py
+  servers groups 120 $pair 'ranks: servers of groups of attention' tests/cli/serve_groups.py
+  servers offload 120 $pair 'ranks: pages of groups of attention in host memory' tests/cli/serve_offload.py
   CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks
 }
 
@@ -571,10 +572,8 @@ verify_part() {
   for cut in bf16-2 block_fp8-2 w4a16-ep2 bf16-8; do [ -d "$work/ranks/tiny-m2-$cut" ] && ln -sfn "$(realpath "$work/ranks/tiny-m2-$cut")" "$work/draft-ranks/tiny-m2-$cut"; done
   CUDA_MODULE_LOADING=EAGER MM_GPU_MODELS=$work/draft-ranks "$gpu" test draft || ended=1
   [ "$devices" -gt 1 ] && pair=0,1 || pair=0,0
-  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/cli/convert_draft.py >"$work/draft.txt" 2>&1 && status=ok || status=FAIL
-  row $status "verify: servers that propose by a draft, on one rank and two: $(tail -n 1 "$work/draft.txt")"
-  DEVICE=cuda DEVICES=$pair BUILD=$build TMPDIR=$work python3 tests/fault/serve_sequences.py 120 >"$work/drafts.txt" 2>&1 && status=ok || status=FAIL
-  row $status "verify: random requests to servers with proposals and without: $(tail -n 1 "$work/drafts.txt")"
+  servers draft 120 $pair 'verify: servers that propose by a draft, on one rank and two' tests/cli/convert_draft.py
+  servers drafts 200 $pair 'verify: random requests to servers with proposals and without' tests/fault/serve_sequences.py 120
   return $ended
 }
 
@@ -624,7 +623,7 @@ run_part() {
 budget_of() {
   case $1 in
     prepare) echo 120 ;; start) echo 200 ;; peers) echo 200 ;; forks) echo 480 ;; invariant) echo 240 ;; verify) echo 240 ;; four) echo 300 ;; steps) echo 60 ;; ranks) echo 200 ;; processes) echo 200 ;; lost) echo 90 ;; load) echo 60 ;; hold) echo 120 ;; capacity) echo 120 ;; eval) echo 240 ;; collect) echo 90 ;;
-    kernels) echo 180 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
+    kernels) echo 360 ;; sequences) echo 90 ;; models) echo 180 ;; text) echo 120 ;; speed) echo 120 ;; extended) echo 300 ;;
     *) echo 0 ;;
   esac
 }
