@@ -80,7 +80,7 @@ char *mm_cu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err) {
   h.page_bytes = mm_cu_page_bytes(b);
   if (!memory) {
     const size_t bytes = std::max<size_t>(places * h.page_bytes, 1); /* a stage may have lightning layers alone */
-    if (!h.own.map(bytes, err) || !h.own.touch(b->c.place.threads, err) || !h.own.pin(err)) return nullptr;
+    if (!h.own.map(bytes, err) || !h.own.touch(b->c.options.threads, err) || !h.own.pin(err)) return nullptr;
     memory = reinterpret_cast<char *>(h.own.data);
   }
   h.memory = memory;

@@ -1,19 +1,21 @@
 /* An engine that fails: after a step that failed and while nothing runs, steps of one token are tried, and requests wait. One that succeeds
- * ends that. Where none does for seconds the engine is lost: a device that fell out, a rank that does not come back, weights whose holder has
- * ended. */
+ * ends that. Where none does for seconds the engine is lost: a device that fell out, a rank that does not come back, weights whose holder
+ * has ended. */
 #include "runtime/schedule/scheduler_inside.h"
 
 #define LOST_AFTER  5.0
 #define TRIED_EVERY 0.5
 
 /* What a request asked for, or lacked room for, says nothing about the engine. */
-static bool is_the_engines(const mm_err *err) { return err->status != MM_USAGE && err->status != MM_UNSUPPORTED && err->status != MM_LIMIT; }
+static bool is_the_engines(const mm_err *err) {
+  return err->status != MM_USAGE && err->status != MM_UNSUPPORTED && err->status != MM_LIMIT;
+}
 
 void mm_health_failed(mm_scheduler *s, const mm_err *err) {
   engine_health *h = &s->health;
   if (atomic_load(&h->lost) || !is_the_engines(err)) return;
   if (!h->failed) h->failed = h->next = mm_now();
-  h->why = *err;
+  h->error = *err;
 }
 
 void mm_health_good(mm_scheduler *s) {
@@ -44,13 +46,13 @@ bool mm_health_check(mm_scheduler *s) {
   const double now = mm_now();
   h->next = now + TRIED_EVERY;
   if (now - h->failed < (s->c.lost_after > 0 ? s->c.lost_after : LOST_AFTER)) return false;
-  h->why = err;
+  h->error = err;
   atomic_store(&h->lost, true);
   return false;
 }
 
-bool mm_scheduler_lost(mm_scheduler *s, mm_err *why) {
+bool mm_scheduler_lost(mm_scheduler *s, mm_err *err) {
   if (!atomic_load(&s->health.lost)) return false;
-  *why = s->health.why;
+  *err = s->health.error;
   return true;
 }

@@ -1,6 +1,7 @@
 /* Internals of the scheduler: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
  * the prefix cache keeps of them and gives them), offload.c (its pages in host memory), drafts.c (prompt lookup), batching.c (what the
- * slots are given and what comes back), health.c (whether the engine still works). Everything but what `lock` guards belongs to the scheduler's thread. */
+ * slots are given and what comes back), health.c (whether the engine still works). Everything but what `lock` guards belongs to the
+ * scheduler's thread. */
 #ifndef MM_RUNTIME_SCHEDULE_SCHEDULER_INSIDE_H
 #define MM_RUNTIME_SCHEDULE_SCHEDULER_INSIDE_H
 
@@ -175,11 +176,12 @@ typedef struct offload_state {
   bool poked; /* under the lock: a connection has something for the thread */
 } offload_state;
 
-/* Of health.c. */
+/* Of the engine, mostly health.c's. */
 typedef struct engine_health {
   double failed, next; /* when a step failed and none has succeeded since, 0: none did; before `next` none is tried */
   atomic_bool lost;
-  mm_err why; /* any thread's once it is lost */
+  mm_err error;    /* any thread's once it is lost */
+  uint32_t warmed; /* rows of the largest step that mm_engine_warm has recorded, or tried to */
 } engine_health;
 
 struct mm_scheduler {
@@ -223,7 +225,6 @@ struct mm_scheduler {
   int32_t *sampled; /* [step_tokens] of the step being collected */
   job **order;      /* [slots] the prompts that are being read */
   bool ahead;       /* the next step is queued before this one's tokens are read */
-  uint32_t warmed;  /* rows of the largest step that mm_engine_warm has recorded, or tried to */
 };
 
 /* ---- requests.c ---- */

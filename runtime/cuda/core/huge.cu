@@ -1,3 +1,4 @@
+/* Huge pages that are touched and pinned (huge.h). */
 #include "runtime/cuda/core/huge.h"
 
 #include <sys/mman.h>

@@ -82,13 +82,13 @@ static uint64_t left(const char *groups) {
 TEST(left_of_limits) {
   put("memory.max", "max\n");
   assert_int_equal(left("0::/a\n"), 16 * GIB); /* nothing says what is used */
-  put("a/memory.current", "9663676416\n");    /* 9 GiB */
+  put("a/memory.current", "9663676416\n");     /* 9 GiB */
   assert_int_equal(left("0::/a\n"), 7 * GIB);
   put("a/memory.stat", "anon 5\nfile 7516192768\nshmem 5368709120\ninactive_file 1073741824\nactive_file 1073741824\n");
   assert_int_equal(left("0::/a\n"), 9 * GIB);
   put("a/b/memory.current", "1\n");
   assert_int_equal(left("0::/a/b\n"), 9 * GIB); /* of the group above, with all that is in it */
-  put("a/memory.current", "19327352832\n");    /* 18 GiB: the limit was lowered */
+  put("a/memory.current", "19327352832\n");     /* 18 GiB: the limit was lowered */
   assert_int_equal(left("0::/a\n"), 0);
   put("memory/c/memory.usage_in_bytes", "2147483648\n");
   put("memory/c/memory.stat", "inactive_file 7\ntotal_inactive_file 536870912\ntotal_active_file 536870912\n");

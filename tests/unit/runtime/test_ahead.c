@@ -247,8 +247,9 @@ TEST(test_failure) {
 
 /* Fails the steps of so many collects from now on, of which the first is a request's; a second request comes while they fail. */
 static void open_failing(serving *w, client *first, client *second, double lost_after, uint64_t steps) {
-  open_device(w, kind(1), true, false, (mm_limits){.max_tokens = ROWS, .slots = 2},
-              (mm_scheduler_config){.step_tokens = 40, .queue_max = 9, .prefix_cache = true, .cache_bytes = 1 << 16, .lost_after = lost_after});
+  open_device(
+      w, kind(1), true, false, (mm_limits){.max_tokens = ROWS, .slots = 2},
+      (mm_scheduler_config){.step_tokens = 40, .queue_max = 9, .prefix_cache = true, .cache_bytes = 1 << 16, .lost_after = lost_after});
   *first = *second = (client){.r = {.max_tokens = 6}};
   fill(first, 0, 30);
   fill(second, 1, 40);
@@ -265,30 +266,30 @@ static void open_failing(serving *w, client *first, client *second, double lost_
 TEST(test_failing_for_a_while) {
   serving w;
   client c, next;
-  mm_err why = {0};
+  mm_err error = {0};
   open_failing(&w, &c, &next, 60, 3);
   client_submit(&w, &next);
   client_check(&next);
-  assert_false(mm_scheduler_lost(w.scheduler, &why));
+  assert_false(mm_scheduler_lost(w.scheduler, &error));
   assert_true(device.collected > 3);
   close_device(&w);
 }
 
-/* Where none succeeds the engine is lost: without a request too, and one that waits or comes later ends with the error. One that is cancelled
- * while the engine fails ends so. */
+/* Where none succeeds the engine is lost: without a request too, and one that waits or comes later ends with the error. One that is
+ * cancelled while the engine fails ends so. */
 TEST(test_lost) {
   serving w;
   client c, gone, next;
-  mm_err why = {0};
+  mm_err error = {0};
   open_failing(&w, &c, &gone, 1, UINT64_MAX);
   client_submit(&w, &gone);
   mm_scheduler_cancel(w.scheduler, gone.ticket);
   client_wait(&gone);
   assert_int_equal(gone.finish, MM_FINISH_CANCELLED);
-  assert_false(mm_scheduler_lost(w.scheduler, &why));
-  for (uint32_t i = 0; i < 1000 && !mm_scheduler_lost(w.scheduler, &why); i++) usleep(10000);
-  assert_true(mm_scheduler_lost(w.scheduler, &why));
-  assert_string_equal(why.code, "E_CUDA");
+  assert_false(mm_scheduler_lost(w.scheduler, &error));
+  for (uint32_t i = 0; i < 1000 && !mm_scheduler_lost(w.scheduler, &error); i++) usleep(10000);
+  assert_true(mm_scheduler_lost(w.scheduler, &error));
+  assert_string_equal(error.code, "E_CUDA");
   next = (client){.r = {.max_tokens = 6}};
   fill(&next, 0, 30);
   client_ready(&w, &next);
