@@ -195,6 +195,14 @@ static void catch_late_signals(bool json) {
   signal(SIGXCPU, SIG_IGN);
 }
 
+/* Replies that run end as they would, and new requests are refused. */
+static void drain(serve *s, const char *how) {
+  mm_log_say(&s->server.log, "draining: %u requests; %s", s->server.calls, how);
+  mm_notify("STOPPING=1\nSTATUS=draining");
+  mm_http_drain(s->server.http);
+  s->server.state = MM_SERVER_DRAINING;
+}
+
 static void tick(void *user) {
   serve *s = user;
   s->server.stage = s->loaded.stage ? s->loaded.stage : "start";
@@ -203,6 +211,10 @@ static void tick(void *user) {
     s->failed = true;
     s->server.state = MM_SERVER_DRAINING;
     mm_http_stop(s->server.http);
+  }
+  if (!s->failed && s->server.scheduler && mm_scheduler_lost(s->server.scheduler, &s->err)) {
+    s->failed = true;
+    drain(s, "the engine has failed, and runs no step any more");
   }
   if (!s->failed && mm_read_bytes(&read) < read.wanted && mm_now() - s->load_logged_at >= REPORT_SECONDS) {
     char text[MM_BAR_MAX];
@@ -221,10 +233,7 @@ static void on_signal(serve *s, int number) {
     mm_http_stop(s->server.http);
     return;
   }
-  mm_log_say(&s->server.log, "draining: %u requests; a second signal ends at once", s->server.calls);
-  mm_notify("STOPPING=1\nSTATUS=draining");
-  mm_http_drain(s->server.http);
-  s->server.state = MM_SERVER_DRAINING;
+  drain(s, "a second signal ends at once");
   tick(s);
 }
 

@@ -114,19 +114,25 @@ prepare() {
   done
 }
 
-# hold_row CHECKPOINT OTHER DEVICES
-hold_row() {
-  socket=$work/hold.sock name=${1##*/}
-  answer() { timeout 60 "$build"/bin/minimax-run "$1" --device cuda --devices "$2" -n 24 -p "$prompt" -v $3 2>"$work/hold.err"; }
+# held CHECKPOINT DEVICES: a holder of it at $socket, as $holder
+held() {
+  socket=$work/hold.sock
   rm -f "$socket"
-  answer "$1" "$3" '' >"$work/hold-read.txt"
-  "$build"/bin/minimax-hold "$1" "$socket" --devices "$3" 2>"$work/holder.err" &
+  "$build"/bin/minimax-hold "$1" "$socket" --devices "$2" 2>"$work/holder.err" &
   holder=$!
   i=0
   while [ ! -S "$socket" ] && [ $i -lt 300 ] && kill -0 $holder 2>"$work/kill.err"; do
     sleep 0.1
     i=$((i + 1))
   done
+}
+
+# hold_row CHECKPOINT OTHER DEVICES
+hold_row() {
+  name=${1##*/}
+  answer() { timeout 60 "$build"/bin/minimax-run "$1" --device cuda --devices "$2" -n 24 -p "$prompt" -v $3 2>"$work/hold.err"; }
+  answer "$1" "$3" '' >"$work/hold-read.txt"
+  held "$1" "$3"
   for i in 1 2 3; do
     "$build"/bin/minimax-run "$1" --device cuda --devices "$3" --attach "$socket" -n 4000 --ignore-eos -q -p "$prompt" >"$work/hold-long.txt" 2>&1 &
     user=$!
@@ -147,11 +153,44 @@ hold_row() {
   row $status "hold $name: the holder ends with $found: $(grep ready "$work/holder.err")"
 }
 
+# orphan_row CHECKPOINT DEVICES: a server whose holder is killed says so to a request, and ends.
+orphan_row() {
+  name=${1##*/}
+  held "$1" "$2"
+  "$build"/bin/minimax-serve "$1" --device cuda --devices "$2" --attach "$socket" --port 0 2>"$work/orphan.log" &
+  server=$!
+  i=0
+  while ! grep -q 'ready after' "$work/orphan.log" && [ $i -lt 300 ] && kill -0 $server 2>"$work/kill.err"; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+  kill -9 $holder
+  wait $holder 2>"$work/kill.err"
+  python3 - "$(sed -n 's/.*listening on //p' "$work/orphan.log")" >"$work/orphan.txt" 2>&1 <<'END'
+import sys, urllib.request
+try:
+    urllib.request.urlopen(sys.argv[1] + "/v1/completions", b'{"prompt": "In", "max_tokens": 4}', 30)
+except urllib.error.HTTPError as error:
+    print(error.code)
+END
+  i=0
+  while kill -0 $server 2>"$work/kill.err" && [ $i -lt 150 ]; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+  kill -9 $server 2>"$work/kill.err"
+  wait $server
+  found=$?
+  [ $found -eq 5 ] && [ "$(cat "$work/orphan.txt")" = 500 ] && tail -n 1 "$work/orphan.log" | grep -q E_HELD && status=ok || status=FAIL
+  row $status "hold $name: a server whose holder is killed ends with $found after $((i / 10)) s, a request got $(cat "$work/orphan.txt"): $(tail -n 1 "$work/orphan.log")"
+}
+
 hold_part() {
   hold_row "$work/models/2/tiny-m1-block_fp8" "$work/models/1/tiny-m2-block_fp8" 0
   hold_row "$work/models/3/tiny-m2-nvfp4" "$work/models/0/tiny-m1-nvfp4" 0
   if [ "$devices" -gt 1 ]; then pair=0,1; else pair=0,0; fi
   hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-bf16-2" $pair
+  orphan_row "$work/models/2/tiny-m1-block_fp8" 0
 }
 
 # started CHECKPOINT RANKS: a server with its defaults; what it logs of its cache in $work/capacity.txt, of its GPUs' memory the largest share

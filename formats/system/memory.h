@@ -14,6 +14,9 @@ uint64_t mm_memory_limit(void);
 /* The same with other places: `groups` has the lines of /proc/self/cgroup (number:controllers:path), `root` the hierarchies of
  * /sys/fs/cgroup. A file that cannot be read sets no limit. */
 uint64_t mm_memory_limit_of(uint64_t machine, const char *groups, const char *root);
+/* Bytes of it that nobody uses, or page cache that is given up for other uses. */
+uint64_t mm_memory_left(void);
+uint64_t mm_memory_left_of(uint64_t machine, const char *groups, const char *root); /* machine: what the machine has left */
 /* The name of this boot of the machine, which all processes that share its memory have in common; all zero bytes where it has none. */
 typedef struct mm_boot {
   char name[40];

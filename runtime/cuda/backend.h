@@ -148,7 +148,7 @@ struct page_tables {
 /* Pages in host memory (moves.cu). */
 struct host_pool {
   char *memory = nullptr; /* pinned: [places, page_bytes], */
-  void *own = nullptr;    /* where this rank has allocated it */
+  mm_cu_huge own;         /* where this rank has allocated it */
   size_t page_bytes = 0;
   cudaStream_t stream = nullptr;
   cudaEvent_t before = nullptr;                           /* the steps so far */

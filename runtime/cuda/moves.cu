@@ -80,8 +80,8 @@ char *mm_cu_pool(mm_backend *b, uint32_t places, char *memory, mm_err *err) {
   h.page_bytes = mm_cu_page_bytes(b);
   if (!memory) {
     const size_t bytes = std::max<size_t>(places * h.page_bytes, 1); /* a stage may have lightning layers alone */
-    if (!mm_cu_check(cudaHostAlloc(&h.own, bytes, cudaHostAllocPortable), "pinned memory for pages", err)) return nullptr;
-    memory = static_cast<char *>(h.own);
+    if (!h.own.map(bytes, err) || !h.own.touch(b->c.options.threads, err) || !h.own.pin(err)) return nullptr;
+    memory = reinterpret_cast<char *>(h.own.data);
   }
   h.memory = memory;
   const bool ok = mm_cu_check(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
@@ -96,7 +96,7 @@ void mm_cu_pool_close(mm_backend *b) {
   for (cudaEvent_t e : h.idle) cudaEventDestroy(e);
   if (h.before) cudaEventDestroy(h.before);
   if (h.stream) cudaStreamDestroy(h.stream);
-  cudaFreeHost(h.own);
+  h.own.unmap();
 }
 
 bool mm_cu_move(mm_backend *b, uint64_t number, const mm_page_move *move, uint32_t count, mm_err *err) {

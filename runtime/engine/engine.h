@@ -156,7 +156,7 @@ MM_MUST_USE bool mm_engine_resume(mm_engine *e, uint32_t slot, const uint32_t *p
 /* Bytes of a page, all layers and ranks of a group; 0 where the backend moves none. */
 uint64_t mm_engine_page_bytes(const mm_engine *e);
 /* Makes a pool of `places` in host memory, once. MM_UNSUPPORTED E_DEVICE for a backend that moves no pages, E_PARALLEL for several
- * processes; MM_LIMIT E_MEMORY where it is more than this machine's memory. */
+ * processes; MM_LIMIT E_MEMORY where it is more than this machine has free. */
 MM_MUST_USE bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err);
 /* The pool's part i, below mm_engine_pool_parts, and how many bytes of it a place has. Until close. */
 char *mm_engine_pool_part(const mm_engine *e, uint32_t i, uint64_t *bytes);

@@ -193,17 +193,17 @@ uint64_t mm_engine_page_bytes(const mm_engine *e) {
 }
 
 bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
-  const uint64_t bytes = mm_engine_page_bytes(e), limit = mm_memory_limit();
+  const uint64_t bytes = mm_engine_page_bytes(e), left = mm_memory_left();
   if (!e->pages || !e->config.ops->cache.pool)
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL), "found pages to move to host memory; device %s moves none",
                    e->config.ops->name);
   if (e->processes.group)
     return mm_fail(err, MM_UNSUPPORTED, "E_PARALLEL", mm_at(NULL, NULL), "found %u processes; moving pages to host memory needs 1",
                    e->processes.group->processes);
-  if (places > limit / mm_max(bytes, 1))
+  if (places > left / mm_max(bytes, 1))
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL),
-                   "found %u pages of %llu bytes to have room for in host memory, expected at most %llu bytes in all", places,
-                   (unsigned long long)bytes, (unsigned long long)limit);
+                   "found %u pages of %llu bytes to have room for in host memory, expected at most %llu bytes in all, which are free",
+                   places, (unsigned long long)bytes, (unsigned long long)left);
   for (uint32_t r = 0; r < e->started; r++)
     if (e->facts[r].page_bytes != e->facts[mm_engine_pool_rank(e, r)].page_bytes)
       return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "rank %u: found %llu bytes of a page, expected %llu as in the first group", r,

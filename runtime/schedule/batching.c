@@ -208,6 +208,7 @@ static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
 
 /* The slots of a step that failed hold nothing. */
 static void fail_step(mm_scheduler *s, const mm_err *err) {
+  mm_health_failed(s, err);
   mm_reuse_clear(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i] && s->slot[i]->take) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
@@ -307,6 +308,7 @@ static uint32_t deliver_all(mm_scheduler *s, const step *t, const output_group *
 
 /* After a failure nothing is queued any more and no slot holds anything. */
 static void fail_all(mm_scheduler *s, const mm_err *err) {
+  mm_health_failed(s, err);
   mm_reuse_clear(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) mm_scheduler_end(s, s->slot[i], MM_FINISH_ERROR, err);
@@ -334,6 +336,7 @@ void mm_step_collect(mm_scheduler *s) {
     return;
   }
   s->collected++;
+  mm_health_good(s);
   uint32_t tokens = 0;
   uint64_t prompts = 0; /* tokens of those whose first token is here */
   for (uint32_t i = 0; i < t->groups; i++) {

@@ -216,11 +216,11 @@ static void take(mm_scheduler *s, job *incoming) {
 }
 
 #define WARM_AFTER 0.5 /* seconds without a request after which one size is warmed */
-#define LOOK_AFTER 0.1 /* and after which it is looked whether copies to the disk have ended */
+#define LOOK_AFTER 0.1 /* and after which it is looked whether copies to the disk have ended, or a failed engine is to be tried */
 
 /* A size of 1, 2, 3, 4, 6, 8, 12 … rows, up to the slots, is not warmed yet. Before the first request none is: that would make it wait for
  * weights that it does not need yet. */
-static bool may_warm(const mm_scheduler *s) { return s->c.warm && s->queued && s->warmed < s->slots; }
+static bool may_warm(const mm_scheduler *s) { return s->c.warm && s->queued && s->health.warmed < s->slots; }
 
 /* The lock is held. Waits for a change; returns true without one, after LOOK_AFTER or WARM_AFTER, where there is something to do then. */
 static bool wait_for_change(mm_scheduler *s, bool copying) {
@@ -231,18 +231,18 @@ static bool wait_for_change(mm_scheduler *s, bool copying) {
 
 /* The next size. One that fails is not tried again: a request's step says what is wrong. After it nobody knows what pages hold. */
 static void warm_next(mm_scheduler *s) {
-  const uint32_t n = s->warmed, next = n < 2 ? n + 1 : n & (n - 1) ? n / 3 * 4 : n / 2 * 3;
+  const uint32_t n = s->health.warmed, next = n < 2 ? n + 1 : n & (n - 1) ? n / 3 * 4 : n / 2 * 3;
   mm_err err = {0};
-  s->warmed = (uint32_t)mm_min(next, s->slots);
-  if (mm_engine_warm(s->engine, &s->warmed, 1, &err)) return;
-  s->warmed = s->slots;
+  s->health.warmed = (uint32_t)mm_min(next, s->slots);
+  if (mm_engine_warm(s->engine, &s->health.warmed, 1, &err)) return;
+  s->health.warmed = s->slots;
   mm_reuse_clear(s);
 }
 
 /* Waits until there is something to do; false when it is over. */
 static bool wait_for_work(mm_scheduler *s) {
   pthread_mutex_lock(&s->lock);
-  while (!s->live && s->queued == s->collected && !s->closing) {
+  while (!s->live && s->queued == s->collected && !s->closing && !s->health.failed) {
     const bool copying = mm_offload_copying(s) || mm_receive_busy(s);
     if (!wait_for_change(s, copying)) continue;
     pthread_mutex_unlock(&s->lock);
@@ -255,7 +255,7 @@ static bool wait_for_work(mm_scheduler *s) {
     }
     pthread_mutex_lock(&s->lock);
   }
-  const bool over = !s->live && s->queued == s->collected;
+  const bool over = s->closing && !s->live && s->queued == s->collected;
   job *incoming = s->incoming;
   s->incoming = NULL;
   pthread_mutex_unlock(&s->lock);
@@ -275,9 +275,25 @@ static void read_load(mm_scheduler *s) {
   pthread_mutex_unlock(&s->lock);
 }
 
+/* The engine has failed, and is tried again in a while. Those that wait leave meanwhile, or end with a lost engine. */
+static void rest(mm_scheduler *s) {
+  mm_err error;
+  mm_schedule_end_over(s);
+  while (mm_scheduler_lost(s, &error) && s->waiting_count) mm_scheduler_end(s, s->waiting[s->waiting_count - 1], MM_FINISH_ERROR, &error);
+  publish(s);
+  pthread_mutex_lock(&s->lock);
+  const struct timespec until = mm_later(LOOK_AFTER);
+  if (!s->closing || s->live) pthread_cond_clockwait(&s->changed, &s->lock, CLOCK_MONOTONIC, &until);
+  pthread_mutex_unlock(&s->lock);
+}
+
 static void *work(void *arg) {
   mm_scheduler *s = arg;
   while (wait_for_work(s)) {
+    if (!mm_health_check(s)) {
+      rest(s);
+      continue;
+    }
     mm_schedule(s);
     const bool queued = mm_step_queue(s);
     const uint64_t keep = queued && s->ahead;

@@ -28,7 +28,7 @@ static bool end_if_over(mm_scheduler *s, job *j, double now) {
 }
 
 /* From the back: an end takes the job out, and the last one takes its place. */
-static void end_those_over(mm_scheduler *s) {
+void mm_schedule_end_over(mm_scheduler *s) {
   const double now = mm_now();
   for (size_t i = s->waiting_count; i-- > 0;) end_if_over(s, s->waiting[i], now);
   for (uint32_t i = 0; i < s->slots; i++)
@@ -313,7 +313,7 @@ static bool let_in(mm_scheduler *s, job *j) {
 }
 
 void mm_schedule(mm_scheduler *s) {
-  end_those_over(s);
+  mm_schedule_end_over(s);
   for (uint32_t i = 0; i < s->slots; i++)
     if (s->slot[i]) clear_awaited(s->slot[i]);
   mm_offload_poll(s, false);

@@ -23,6 +23,7 @@ typedef struct mm_scheduler_config {
   bool prefix_cache;    /* keep pages and states of prompts for requests that begin alike; nothing where the device does not share pages */
   bool batch_invariant; /* the tokens of a request do not depend on what else runs; refused where the device cannot say so */
   bool warm;            /* while nothing runs, the engine's steps of more rows are recorded (mm_engine_warm), one size after another */
+  double lost_after;    /* seconds of steps that fail, after which the engine is lost; 0: 5 */
   uint32_t drafts;      /* tokens that prompt lookup may propose for one step of a request, ≤ MM_DRAFTS; 0: none. Nothing is proposed
                          * for models with lightning layers, whose states cannot go back */
 } mm_scheduler_config;
@@ -123,6 +124,9 @@ void mm_scheduler_stats_read(mm_scheduler *s, mm_scheduler_stats *out); /* any t
 static inline double mm_scheduler_cache_usage(const mm_scheduler_stats *s) {
   return s->pages ? 1 - (double)((uint64_t)s->pages_free + s->pages_cached) / s->pages : 0;
 }
+/* True once the engine is lost: for lost_after seconds all steps failed, those too that are tried while requests wait. All requests end
+ * with the last error, which *err is. Any thread. */
+bool mm_scheduler_lost(mm_scheduler *s, mm_err *err);
 /* Groups of attention (mm_engine_groups), and tokens[groups] of the requests that run in each, after the last step. A request runs in the
  * group that has the fewest tokens when it gets a slot, counting those that it would compute there beyond the prefix cache, and one for
  * each 16 that it would have fetched from host memory, disk or another group; when it gave its slot up, perhaps in another. Any thread. */

@@ -1,6 +1,7 @@
 /* Internals of the scheduler: requests.c (they come and go), schedule.c (who has a slot), reuse.c (what
  * the prefix cache keeps of them and gives them), offload.c (its pages in host memory), drafts.c (prompt lookup), batching.c (what the
- * slots are given and what comes back). Everything but what `lock` guards belongs to the scheduler's thread. */
+ * slots are given and what comes back), health.c (whether the engine still works). Everything but what `lock` guards belongs to the
+ * scheduler's thread. */
 #ifndef MM_RUNTIME_SCHEDULE_SCHEDULER_INSIDE_H
 #define MM_RUNTIME_SCHEDULE_SCHEDULER_INSIDE_H
 
@@ -175,11 +176,20 @@ typedef struct offload_state {
   bool poked; /* under the lock: a connection has something for the thread */
 } offload_state;
 
+/* Of the engine, mostly health.c's. */
+typedef struct engine_health {
+  double failed, next; /* when a step failed and none has succeeded since, 0: none did; before `next` none is tried */
+  atomic_bool lost;
+  mm_err error;    /* any thread's once it is lost */
+  uint32_t warmed; /* rows of the largest step that mm_engine_warm has recorded, or tried to */
+} engine_health;
+
 struct mm_scheduler {
   mm_engine *engine;
   mm_scheduler_config c;
   uint32_t slots, vocab;
   bool lightning;
+  engine_health health;
   offload_state offload;
   mm_pages *pages; /* NULL: slots have pages of their own */
   scheduler_groups groups;
@@ -215,7 +225,6 @@ struct mm_scheduler {
   int32_t *sampled; /* [step_tokens] of the step being collected */
   job **order;      /* [slots] the prompts that are being read */
   bool ahead;       /* the next step is queued before this one's tokens are read */
-  uint32_t warmed;  /* rows of the largest step that mm_engine_warm has recorded, or tried to */
 };
 
 /* ---- requests.c ---- */
@@ -229,6 +238,7 @@ void mm_scheduler_forget(job *j);
 /* ---- schedule.c ---- */
 /* Ends what was cancelled or is late, and gives slots to those that wait. */
 void mm_schedule(mm_scheduler *s);
+void mm_schedule_end_over(mm_scheduler *s); /* the first of both */
 /* The job waits for a slot. */
 void mm_schedule_join(mm_scheduler *s, job *j);
 /* The job waits again, and is not lost: its tokens are given anew. */
@@ -244,6 +254,12 @@ uint32_t mm_schedule_running(const mm_scheduler *s, uint32_t group);
 uint64_t mm_schedule_tokens(const mm_scheduler *s, uint32_t group);
 /* The job has no slot and waits for none. keep: what its slot held is good. */
 void mm_schedule_leave(mm_scheduler *s, job *j, bool keep);
+
+/* ---- health.c ---- */
+void mm_health_failed(mm_scheduler *s, const mm_err *err); /* a step did */
+void mm_health_good(mm_scheduler *s);                      /* a step was collected */
+/* False while requests are to wait: no step has succeeded since one failed. It is tried here, now and then. */
+bool mm_health_check(mm_scheduler *s);
 
 /* ---- reuse.c: nothing of it does anything without a cache ---- */
 /* How many of the job's tokens the cache may give it: not the last, from whose logits the next is sampled, and of a prompt whose logprobs

@@ -1,4 +1,5 @@
-/* How fast weights are loaded, from the page cache and from disk, against the pinned copies and the plain reads of the same run. */
+/* How fast weights are loaded, from the page cache and from disk, against the pinned copies and the plain reads of the same run; and how
+ * fast pinned memory is there. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <thread>
 
+#include "formats/system/pool.h"
 #include "tests/ops/load_files.h"
 
 using clock_type = std::chrono::steady_clock;
@@ -252,4 +254,31 @@ void bench_load() {
   }
   print_load("block_fp8 from disk", t, usual, disk, "O_DIRECT");
   printf("page cache afterwards: %s\n", mm_file_cached(f.file.fd, 0, 1 << 20) ? "holds the file's beginning" : "still without the file");
+}
+
+/* How fast pinned host memory is there, as of a server with --kv-offload: $MM_POOL_GB (8). Huge pages that threads fill, without pinning,
+ * are the machine's own limit. */
+void bench_pool() {
+  const char *gb = getenv("MM_POOL_GB");
+  const size_t bytes = (gb ? strtoull(gb, nullptr, 10) : 8) * 1000000000;
+  const unsigned threads = mm_pool_cpus();
+  const auto seconds = [&](bool pin, unsigned n) {
+    mm_cu_huge m;
+    mm_err err = {};
+    const auto from = clock_type::now();
+    must(m.map(bytes, &err) && m.touch(n, &err) && (!pin || m.pin(&err)), err);
+    const double took = since(from);
+    m.unmap();
+    return took;
+  };
+  const double filled = seconds(false, threads), one = seconds(true, 1), all = seconds(true, threads);
+  void *host;
+  const auto from = clock_type::now();
+  CUDA_OK(cudaHostAlloc(&host, bytes, cudaHostAllocPortable));
+  const double plain = since(from);
+  CUDA_OK(cudaFreeHost(host));
+  printf(
+      "%.1f GB of host memory: %u threads fill huge pages in %.2f s; and pinned %.2f s, %.2f x; of one thread %.2f s; cudaHostAlloc %.2f "
+      "s\n",
+      (double)bytes * 1e-9, threads, filled, all, all / filled, one, plain);
 }

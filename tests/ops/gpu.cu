@@ -358,6 +358,7 @@ struct subject {
 };
 static const subject kSubjects[] = {
     {"load", test_load, bench_load},
+    {"pool", nullptr, bench_pool},
     {"peers", test_peers, bench_peers},
     {"across", test_across, bench_across},
     {"groups", test_groups, bench_groups},

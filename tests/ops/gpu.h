@@ -187,6 +187,7 @@ void test_cut_rows();
 void test_ranks();
 void bench_copy(); /* before the others: their ceiling */
 void bench_load();
+void bench_pool();
 void bench_peers();
 void bench_across();
 void bench_groups();

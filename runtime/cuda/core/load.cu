@@ -7,7 +7,6 @@
 #include "runtime/cuda/core/load.h"
 
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include <algorithm>
@@ -17,7 +16,6 @@
 namespace {
 
 constexpr uint32_t kHashing = 24; /* buffers, where threads keep them to hash them */
-constexpr size_t kHuge = (size_t)2 << 20;
 constexpr unsigned kMostThreads = 16, kMostHashing = 64;
 constexpr uint64_t kNotYet = UINT64_MAX;
 
@@ -74,17 +72,6 @@ void mm_cu_load::after(uint32_t group, std::function<cudaError_t(cudaStream_t)> 
 
 /* ---- reading ---- */
 
-/* Huge pages where there are any; nobody touches them before the reader's threads do. */
-bool mm_cu_load::open_ring(mm_err *err) {
-  ring_bytes = mm_round_up(config.buffers * config.chunk, kHuge);
-  void *m = mmap(nullptr, ring_bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (m == MAP_FAILED) return mm_fail_memory(err, ring_bytes + kHuge);
-  ring_map = static_cast<uint8_t *>(m);
-  ring = reinterpret_cast<uint8_t *>(mm_round_up(reinterpret_cast<uintptr_t>(m), kHuge));
-  madvise(ring, ring_bytes, MADV_HUGEPAGE); /* without them it is slower, and nothing else */
-  return true;
-}
-
 bool mm_cu_load::start(const mm_cu_load_config &c, mm_err *err) {
   config = c;
   if (config.verify)
@@ -95,8 +82,8 @@ bool mm_cu_load::start(const mm_cu_load_config &c, mm_err *err) {
   /* A small model needs no large ring. */
   const uint64_t chunks = mm_ceil_div(plan.file_bytes, config.chunk) + plan.files + 1;
   config.buffers = (uint32_t)mm_min(config.buffers, chunks + config.in_flight);
-  if (!open_ring(err)) return false;
-  const mm_reader_config r = {plan.file,    plan.files,   plan.want,      plan.landings, ring,      config.buffers,
+  if (!ring.map(config.buffers * config.chunk, err)) return false; /* the reader's threads touch it first */
+  const mm_reader_config r = {plan.file,    plan.files,   plan.want,      plan.landings, ring.data, config.buffers,
                               config.chunk, config.piece, config.threads, config.path,   config.log};
   reader = mm_reader_open(&r, err);
   return reader != nullptr;
@@ -111,7 +98,6 @@ struct mm_cu_load::pipe {
   cudaStream_t copies = nullptr, kernels = nullptr;
   std::vector<cudaEvent_t> copied, done; /* [in_flight] by the number of the chunk */
   std::vector<cudaEvent_t> opened;       /* [1] what comes before all chunks is done */
-  bool registered = false;
 
   static bool make(std::vector<cudaEvent_t> *v, size_t n, unsigned how, mm_err *err) {
     v->assign(n, nullptr);
@@ -124,10 +110,6 @@ struct mm_cu_load::pipe {
     return check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), "cudaStreamCreate", err) &&
            check(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking), "cudaStreamCreate", err) && make(&copied, in_flight, 0, err) &&
            make(&done, in_flight, cudaEventBlockingSync, err) && make(&opened, 1, 0, err);
-  }
-  bool add_ring(uint8_t *ring, size_t bytes, mm_err *err) {
-    registered = check(cudaHostRegister(ring, bytes, cudaHostRegisterDefault), "cudaHostRegister", err);
-    return registered;
   }
   void sync() {
     if (copies) cudaStreamSynchronize(copies);
@@ -148,9 +130,8 @@ struct mm_cu_load::pipe {
 /* No thread writes to the ring any more, and no copy reads it. */
 void mm_cu_load::close_ring() {
   mm_reader_close(reader);
-  if (p && p->registered) cudaHostUnregister(ring), p->registered = false;
-  if (ring_map) munmap(ring_map, ring_bytes + kHuge);
-  reader = nullptr, ring_map = nullptr;
+  ring.unmap();
+  reader = nullptr;
 }
 
 /* Queues what follows the group's arrival. */
@@ -262,7 +243,7 @@ void mm_cu_load::end(const mm_err &err) {
 /* The thread. */
 void mm_cu_load::run() {
   mm_err err = {};
-  if (check(cudaSetDevice(p->device), "cudaSetDevice", &err) && p->add_ring(ring, ring_bytes, &err)) {
+  if (check(cudaSetDevice(p->device), "cudaSetDevice", &err) && ring.pin(&err)) {
     pthread_mutex_lock(&lock);
     ring_pinned = true;
     pthread_cond_broadcast(&changed);

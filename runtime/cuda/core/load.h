@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "loader/stream/landing.h"
+#include "runtime/cuda/core/huge.h"
 #include "runtime/cuda/core/upload.h"
 #include "runtime/engine/comm.h"
 
@@ -87,7 +88,6 @@ struct mm_cu_load {
   struct pipe;
   enum state { RUNNING, LANDED, FAILED };
 
-  bool open_ring(mm_err *err);
   void close_ring();
   bool make_arena(mm_cu_memory *memory, mm_err *err);
   bool fill_by_host(mm_err *err);
@@ -108,8 +108,7 @@ struct mm_cu_load {
   std::vector<std::function<void(char *)>> settle;            /* sets pointers into the arena at its address */
   std::vector<std::function<bool(char *, mm_err *)>> by_host; /* what no file has: random numbers, values that are unpacked */
   std::vector<std::pair<uint32_t, std::function<cudaError_t(cudaStream_t)>>> queue_after;
-  uint8_t *ring_map = nullptr, *ring = nullptr;
-  size_t ring_bytes = 0;
+  mm_cu_huge ring;
   mm_reader *reader = nullptr;
   pipe *p = nullptr;
   pthread_t thread = {};

@@ -71,9 +71,35 @@ TEST(limits) {
   assert_int_equal(mm_memory_limit_of(GIB, "/none", root), GIB);
 }
 
+static uint64_t left(const char *groups) {
+  char path[256];
+  put("groups", groups);
+  snprintf(path, sizeof path, "%s/groups", root);
+  return mm_memory_left_of(40 * GIB, path, root);
+}
+
+/* What processes use is not left; page cache is, and memory of files without a place on a disk is no such. */
+TEST(left_of_limits) {
+  put("memory.max", "max\n");
+  assert_int_equal(left("0::/a\n"), 16 * GIB); /* nothing says what is used */
+  put("a/memory.current", "9663676416\n");     /* 9 GiB */
+  assert_int_equal(left("0::/a\n"), 7 * GIB);
+  put("a/memory.stat", "anon 5\nfile 7516192768\nshmem 5368709120\ninactive_file 1073741824\nactive_file 1073741824\n");
+  assert_int_equal(left("0::/a\n"), 9 * GIB);
+  put("a/b/memory.current", "1\n");
+  assert_int_equal(left("0::/a/b\n"), 9 * GIB); /* of the group above, with all that is in it */
+  put("a/memory.current", "19327352832\n");     /* 18 GiB: the limit was lowered */
+  assert_int_equal(left("0::/a\n"), 0);
+  put("memory/c/memory.usage_in_bytes", "2147483648\n");
+  put("memory/c/memory.stat", "inactive_file 7\ntotal_inactive_file 536870912\ntotal_active_file 536870912\n");
+  assert_int_equal(left("4:memory:/c\n"), 2 * GIB);
+  assert_int_equal(left("0::/none\n"), 40 * GIB);
+}
+
 TEST(of_this_machine) {
   const uint64_t n = mm_memory_limit();
   assert_true(n > UINT64_C(16) << 20 && n <= (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+  assert_true(mm_memory_left() > UINT64_C(16) << 20 && mm_memory_left() <= n);
 }
 
 int main(void) { return run_unit_tests(begin, end); }

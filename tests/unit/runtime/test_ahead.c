@@ -19,6 +19,7 @@ static struct {
   uint64_t deferred;                         /* steps sampled after their pass */
   _Atomic uint32_t padding[ROWS + 1];        /* steps of so many rows of padding */
   _Atomic uint64_t fail_at, fail_choice;     /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
+  _Atomic uint64_t fail_until;               /* the number of the last step that fails, from fail_at on */
   float logits[ROWS * 64];
 } device;
 
@@ -76,7 +77,7 @@ static bool device_sample_deferred(mm_backend *b, const mm_sampling *sampling, u
 static bool device_collect(mm_backend *b, int32_t *id, mm_err *err) {
   const uint32_t at = (uint32_t)(device.collected++ % MM_QUEUE);
   for (uint32_t i = 0; i < device.count[at]; i++) id[i] = device.queue[at][i];
-  if (device.collected != device.fail_at) return true;
+  if (device.collected != device.fail_at && (device.collected < device.fail_at || device.collected > device.fail_until)) return true;
   device.collected = device.queued;
   for (uint32_t l = 0; l < b->c.model->layers; l++)
     if (b->cache[l].k) memset(b->cache[l].k, 0xff, b->mapped.kv_bytes), memset(b->cache[l].v, 0xff, b->mapped.kv_bytes);
@@ -242,6 +243,61 @@ TEST(test_failure) {
     assert_true(failed <= 1 + at % 3 && (failed > 0 || device.queued < at + 9));
     close_device(&w);
   }
+}
+
+/* Fails the steps of so many collects from now on, of which the first is a request's; a second request comes while they fail. */
+static void open_failing(serving *w, client *first, client *second, double lost_after, uint64_t steps) {
+  open_device(
+      w, kind(1), true, false, (mm_limits){.max_tokens = ROWS, .slots = 2},
+      (mm_scheduler_config){.step_tokens = 40, .queue_max = 9, .prefix_cache = true, .cache_bytes = 1 << 16, .lost_after = lost_after});
+  *first = *second = (client){.r = {.max_tokens = 6}};
+  fill(first, 0, 30);
+  fill(second, 1, 40);
+  client_ready(w, first);
+  client_ready(w, second);
+  device.fail_until = steps;
+  device.fail_at = 1;
+  client_submit(w, first);
+  client_wait(first);
+  assert_int_equal(first->finish, MM_FINISH_ERROR);
+}
+
+/* Steps are tried while nothing runs, and a request that comes meanwhile waits until one succeeds. */
+TEST(test_failing_for_a_while) {
+  serving w;
+  client c, next;
+  mm_err error = {0};
+  open_failing(&w, &c, &next, 60, 3);
+  client_submit(&w, &next);
+  client_check(&next);
+  assert_false(mm_scheduler_lost(w.scheduler, &error));
+  assert_true(device.collected > 3);
+  close_device(&w);
+}
+
+/* Where none succeeds the engine is lost: without a request too, and one that waits or comes later ends with the error. One that is
+ * cancelled while the engine fails ends so. */
+TEST(test_lost) {
+  serving w;
+  client c, gone, next;
+  mm_err error = {0};
+  open_failing(&w, &c, &gone, 1, UINT64_MAX);
+  client_submit(&w, &gone);
+  mm_scheduler_cancel(w.scheduler, gone.ticket);
+  client_wait(&gone);
+  assert_int_equal(gone.finish, MM_FINISH_CANCELLED);
+  assert_false(mm_scheduler_lost(w.scheduler, &error));
+  for (uint32_t i = 0; i < 1000 && !mm_scheduler_lost(w.scheduler, &error); i++) usleep(10000);
+  assert_true(mm_scheduler_lost(w.scheduler, &error));
+  assert_string_equal(error.code, "E_CUDA");
+  next = (client){.r = {.max_tokens = 6}};
+  fill(&next, 0, 30);
+  client_ready(&w, &next);
+  client_submit(&w, &next);
+  client_wait(&next);
+  assert_int_equal(next.finish, MM_FINISH_ERROR);
+  assert_string_equal(next.err.code, "E_CUDA");
+  close_device(&w);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }
