@@ -114,17 +114,23 @@ prepare() {
   done
 }
 
+# soon PID COMMAND …: waits until the command succeeds, while the process runs, a minute at most
+soon() {
+  pid=$1 i=0
+  shift
+  while ! "$@" && [ $i -lt 600 ] && kill -0 "$pid" 2>"$work/kill.err"; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+}
+
 # held CHECKPOINT DEVICES: a holder of it at $socket, as $holder
 held() {
   socket=$work/hold.sock
   rm -f "$socket"
   "$build"/bin/minimax-hold "$1" "$socket" --devices "$2" 2>"$work/holder.err" &
   holder=$!
-  i=0
-  while [ ! -S "$socket" ] && [ $i -lt 300 ] && kill -0 $holder 2>"$work/kill.err"; do
-    sleep 0.1
-    i=$((i + 1))
-  done
+  soon $holder [ -S "$socket" ]
 }
 
 # hold_row CHECKPOINT OTHER DEVICES
@@ -159,11 +165,7 @@ orphan_row() {
   held "$1" "$2"
   "$build"/bin/minimax-serve "$1" --device cuda --devices "$2" --attach "$socket" --port 0 2>"$work/orphan.log" &
   server=$!
-  i=0
-  while ! grep -q 'ready after' "$work/orphan.log" && [ $i -lt 300 ] && kill -0 $server 2>"$work/kill.err"; do
-    sleep 0.1
-    i=$((i + 1))
-  done
+  soon $server grep -q 'ready after' "$work/orphan.log"
   kill -9 $holder
   wait $holder 2>"$work/kill.err"
   python3 - "$(sed -n 's/.*listening on //p' "$work/orphan.log")" >"$work/orphan.txt" 2>&1 <<'END'
@@ -198,11 +200,7 @@ started() {
   "$gpu" memory >"$work/memory-before.txt"
   "$build"/bin/minimax-serve "$1" --device cuda --port 0 2>"$work/capacity.log" &
   server=$!
-  i=0
-  while ! grep -q 'ready after' "$work/capacity.log" && [ $i -lt 600 ] && kill -0 $server 2>"$work/kill.err"; do
-    sleep 0.1
-    i=$((i + 1))
-  done
+  soon $server grep -q 'ready after' "$work/capacity.log"
   "$gpu" memory >"$work/memory.txt"
   kill $server
   wait $server

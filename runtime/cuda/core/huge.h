@@ -13,8 +13,8 @@ struct mm_cu_huge {
   size_t bytes = 0; /* as many as were asked for, or more */
 
   bool map(size_t wanted, mm_err *err); /* MM_LIMIT E_MEMORY */
-  /* That many threads write zeroes, so that pin finds pages. cudaHostAlloc, which makes small pages one after another, takes half a second
-   * for each GB, both together 40 ms (runtime/cuda/RESULTS.md). */
+  /* That many threads write zeroes, so that pin finds pages. cudaHostAlloc, which makes small pages one after another, takes some eight
+   * times as long as both together (runtime/cuda/RESULTS.md). */
   bool touch(unsigned threads, mm_err *err);
   bool pin(mm_err *err); /* for all devices. MM_IO E_CUDA, MM_LIMIT E_MEMORY */
   void unmap();
