@@ -525,7 +525,17 @@ static bool bind_address(mm_http *h, mm_err *err) {
   return true;
 }
 
+/* libevent ends the program where it has no descriptors for itself. */
+static bool spare_descriptors(mm_err *err) {
+  int fd[4], n = 0;
+  while (n < 4 && (fd[n] = eventfd(0, EFD_CLOEXEC)) >= 0) n++;
+  const bool ok = n == 4 || mm_fail_errno(err, mm_at(NULL, NULL), "eventfd", errno);
+  while (n) close(fd[--n]);
+  return ok;
+}
+
 static bool open_loop(mm_http *h, mm_err *err) {
+  if (!spare_descriptors(err)) return false;
   event_set_mem_functions(mm_loop_malloc, mm_loop_realloc, mm_loop_free);
   struct event_config *c = event_config_new();
   if (c) {
