@@ -43,7 +43,7 @@ said = $(if $(filter 1,$(V)),,echo '$(1)' &&)
 PKGS = libcrypto libpcre2-8 libzstd libevent
 WARN = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 CPPFLAGS = -I. -D_GNU_SOURCE $(PKG_CFLAGS) -MMD -MP
-CFLAGS = -std=c11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
+CFLAGS = -std=c11 -O2 -g -ffile-prefix-map="$(CURDIR)=." -fPIE -fstack-protector-strong -fstack-clash-protection $(WARN)
 LDFLAGS = -pie -Wl,--as-needed -Wl,-z,relro,-z,now -Wl,-z,noexecstack
 LD = $(CC)
 # A comma, for arguments of functions.

@@ -81,7 +81,7 @@ static bool is_choice(const char *choices, const char *word) {
   return false;
 }
 
-static bool set_value(const mm_option *o, const char *s, mm_err *err) {
+bool mm_option_set(const mm_option *o, const char *s, mm_err *err) {
   if (o->choices && o->kind != MM_OPT_WORD && !is_choice(o->choices, s)) return usage(err, o, s, o->choices);
   switch (o->kind) {
     case MM_OPT_FLAG: break;
@@ -136,7 +136,7 @@ static bool take(parser *a, const mm_option *o, const char *value) {
   }
   if (!value && a->next == a->end)
     return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--%s: found no value, expected %s", o->name, o->arg);
-  return set_value(o, value ? value : *a->next++, a->err);
+  return mm_option_set(o, value ? value : *a->next++, a->err);
 }
 
 static bool take_long(parser *a, const char *word) {
@@ -197,7 +197,7 @@ static bool take_environment(parser *a) {
   const char *jobs = getenv("MINIMAX_JOBS");
   for (size_t i = 0; jobs && *jobs && i < a->p->option_count; i++) {
     const mm_option *o = &a->p->options[i];
-    if (a->seen[i] || !o->name || strcmp(o->name, "jobs") != 0 || set_value(o, jobs, MM_IGNORED)) continue;
+    if (a->seen[i] || !o->name || strcmp(o->name, "jobs") != 0 || mm_option_set(o, jobs, MM_IGNORED)) continue;
     return mm_fail(a->err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "MINIMAX_JOBS in the environment: found \"%s\", expected a value of --jobs", MM_ESCAPED(256, jobs));
   }

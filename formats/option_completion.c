@@ -67,11 +67,12 @@ static void put_bash_options(FILE *f, const mm_program *p) {
     put_words(f, p);
     fputs("' -- \"$cur\"))\n", f);
   }
-  fputs("  else\n    COMPREPLY=($(compgen -f -- \"$cur\"))\n  fi\n", f);
+  fputs("  else\n    COMPREPLY=()\n  fi\n", f); /* bash's own of files, which quotes their names */
 }
 
 void mm_option_bash(const mm_program *p, FILE *f) {
   fprintf(f, "_%s() {\n  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n", p->name);
+  fputs("  if [[ $cur == = ]]; then cur=; elif [[ $prev == = ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi\n", f); /* --name=value */
   if (p->commands) put_bash_delegate(f, p->name);
   if (p->other) {
     fprintf(f, "  if ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} == %s ]]; then\n", last_word(p->other));
@@ -79,7 +80,7 @@ void mm_option_bash(const mm_program *p, FILE *f) {
     fputs("  return\n  fi\n", f);
   }
   put_bash_options(f, p);
-  fprintf(f, "}\ncomplete -o filenames -F _%s %s\n", p->name, p->name);
+  fprintf(f, "}\ncomplete -o default -F _%s %s\n", p->name, p->name);
 }
 
 /* ---- zsh ---- */

@@ -15,6 +15,8 @@ void mm_option_bash(const mm_program *p, FILE *f);
 void mm_option_zsh(const mm_program *p, FILE *f);
 void mm_option_fish(const mm_program *p, FILE *f);
 
+/* Gives the option, no flag, this value. */
+bool mm_option_set(const mm_option *o, const char *value, mm_err *err);
 /* Fails with MM_USAGE E_USAGE: the option (word, with its dashes and perhaps its value) is unknown. The line says its name here where it is
  * an option of another engine, or the nearest name. */
 bool mm_option_unknown(const mm_program *p, const char *word, mm_err *err);

@@ -10,7 +10,8 @@ VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/te
   runtime/test_dflash convert/test_encoding runtime/test_engine_memory convert/test_resume formats/test_pool formats/test_pack_ranks loader/test_random_weights \
   runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload runtime/test_transfer runtime/test_slow_disk
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
-export VENV ?= $(CURDIR)/build/venv
+# Relative where the folder has a name with spaces, which no target may have.
+export VENV ?= $(if $(filter 1,$(words $(CURDIR))),$(CURDIR)/)build/venv
 export SAN
 SANITIZED = CC=clang SAN=1 FUZZ=1 CUDA=0 BUILD=$(BUILD)/san
 PLAIN = CC=clang CUDA=0 FAST=1

@@ -3,6 +3,7 @@
 #include "runtime/chat/line_edit.h"
 
 #ifdef MM_LIBEDIT
+#include <errno.h>
 #include <histedit.h>
 #include <locale.h>
 #include <stdio.h>
@@ -68,7 +69,10 @@ const char *mm_line_edit_read(mm_line_edit *e, bool first) {
   HistEvent event;
   const locale_t before = uselocale(e->utf8);
   el_set(e->line, EL_PROMPT, first ? prompt_first : prompt_next);
-  const char *line = el_gets(e->line, &n);
+  const char *line;
+  do /* Ctrl-Z where no shell waits, as in a container, stops nobody, and is no end of the lines */
+    errno = 0, line = el_gets(e->line, &n);
+  while (!line && n < 0 && errno == EINTR);
   if (line && n > 1) history(e->history, &event, H_ENTER, line);
   uselocale(before);
   return n > 0 ? line : NULL;

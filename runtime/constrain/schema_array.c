@@ -27,7 +27,7 @@ static mm_form *literals_of(mm_schema_compiler *p, const mm_form *item) {
       const mm_literal *one = &all[i]->literal[k];
       bool there = false;
       if (!(value[out->count] = mm_body_parse(p->arena, one->p, one->n, p->err))) return NULL;
-      for (uint32_t j = 0; j < out->count && !there; j++) there = mm_schema_equal(p, value[j], value[out->count]);
+      for (uint32_t j = 0; j < out->count && !there; j++) there = mm_schema_may_equal(p, value[j], value[out->count]);
       if (!there) l[out->count++] = *one;
     }
   }
@@ -73,7 +73,8 @@ static bool add_contained(mm_schema_compiler *p, const mm_value *schema, const m
                           mm_form *out) {
   uint32_t least = 1, most = UINT32_MAX;
   if (!mm_schema_count(p, schema, "minContains", &least) || !mm_schema_count(p, schema, "maxContains", &most)) return false;
-  if (least > most) return mm_schema_none(p, "minContains: more than maxContains");
+  const bool said = mm_value_get(schema, "minContains");
+  if (least > most) return mm_schema_none(p, said ? "minContains: more than maxContains" : "contains: more than maxContains");
   out->most = (uint32_t)mm_min(out->most, most);
   if (!least) return true;
   if (mm_schema_is_false(items)) return mm_schema_unserved(p, "contains", " where no further items may stand");
@@ -139,6 +140,7 @@ bool mm_schema_compile_array(mm_schema_compiler *p, const mm_value *schema, mm_f
   out->most = (uint32_t)mm_min(out->most, most);
   if (out->least > out->most && least <= most && most && mm_value_get(schema, "contains")) /* one item counts once here */
     return mm_schema_unserved(p, "contains", " with so many items, or so few");
-  if (out->least > out->most) return mm_schema_none(p, "minItems: more than maxItems");
+  if (out->least > out->most)
+    return mm_schema_none(p, least > most ? "minItems: more than maxItems" : "found fewer items that may stand in a list than it needs");
   return !mm_schema_is_true(mm_value_get(schema, "uniqueItems")) || keep_unique(p, schema, out);
 }

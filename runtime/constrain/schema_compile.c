@@ -317,7 +317,7 @@ static bool is_listed(mm_schema_compiler *p, const mm_value *schema, const mm_va
   for (const mm_value *m = schema->first; m; m = m->next) {
     const bool list = m->key[0] == 'e' && m->type == MM_VALUE_ARRAY;
     bool found = !is_values(m);
-    for (const mm_value *w = list ? m->first : m; w && !found; w = list ? w->next : NULL) found = mm_schema_equal(p, v, w);
+    for (const mm_value *w = list ? m->first : m; w && !found; w = list ? w->next : NULL) found = mm_schema_same(p, v, w);
     if (!found) return false;
   }
   return true;

@@ -164,8 +164,10 @@ mm_value *mm_schema_find(const mm_value *object, const mm_value *like);
 const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema, const mm_value *member);
 /* A whole number. NULL after an error. */
 const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n);
-/* Equal values; numbers as doubles. False after an error too. */
-bool mm_schema_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* The same value. False after an error too. */
+bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* Values that a reader of numbers as doubles does not distinguish. */
+bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
 
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/constrain/decimal.h"
 #include "runtime/constrain/schema_inside.h"
 
 const mm_value mm_schema_true = {.type = MM_VALUE_BOOL, .truth = true, .text = "", .raw = "true", .raw_n = 4};
@@ -72,12 +73,21 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
   return out.value;
 }
 
-bool mm_schema_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b) {
+/* Numbers: `exact` by their digits, as ids of 64 bits differ; else as doubles, of which some are equal whose texts are not. */
+static bool equal_numbers(const mm_value *a, const mm_value *b, bool exact) {
+  mm_decimal_bound x, y;
+  if (!exact) return mm_value_real(a) == mm_value_real(b);
+  if (!mm_decimal_read(a->text, a->n, &x) || !mm_decimal_read(b->text, b->n, &y))
+    return a->n == b->n && memcmp(a->text, b->text, a->n) == 0;
+  return x.digits == y.digits && (!x.digits || (x.exponent == y.exponent && x.negative == y.negative));
+}
+
+static bool equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b, bool exact) {
   if (a->type != b->type) return false;
   switch (a->type) {
     case MM_VALUE_NULL: return true;
     case MM_VALUE_BOOL: return a->truth == b->truth;
-    case MM_VALUE_NUMBER: return mm_value_real(a) == mm_value_real(b);
+    case MM_VALUE_NUMBER: return equal_numbers(a, b, exact);
     case MM_VALUE_STRING: return a->n == b->n && memcmp(a->text, b->text, a->n) == 0;
     default: break;
   }
@@ -87,10 +97,13 @@ bool mm_schema_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b
     const bool here = a->type == MM_VALUE_ARRAY || (x->key_n == y->key_n && memcmp(x->key, y->key, x->key_n) == 0);
     if (!here && !mm_schema_spend(p, b->count / 64)) return false;
     const mm_value *other = here ? y : mm_schema_find(b, x);
-    if (!other || !mm_schema_equal(p, x, other)) return false;
+    if (!other || !equal(p, x, other, exact)) return false;
   }
   return true;
 }
+
+bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b) { return equal(p, a, b, true); }
+bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b) { return equal(p, a, b, false); }
 
 const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n) {
   char text[24];

@@ -44,7 +44,7 @@ static bool both_types(mm_schema_compiler *p, mm_value *to, const mm_value *b) {
       if (found && !mm_schema_put(p, &out, v, "")) return false;
     }
   }
-  if (!out.value->count) return mm_schema_none(p, "allOf: its schemas have no type in common");
+  if (!out.value->count) return mm_schema_none(p, "schemas that hold together have no type in common");
   return set(to, out.value);
 }
 
@@ -100,7 +100,7 @@ static bool both_values(mm_schema_compiler *p, mm_value *to, const mm_value *b) 
     return false;
   for (const mm_value *v = mine ? to->first : to; v; v = mine ? v->next : NULL) {
     bool found = false;
-    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_equal(p, v, w);
+    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_same(p, v, w);
     if (found && !mm_schema_put(p, &out, v, "")) return false;
   }
   if (p->err->status != MM_OK) return false;

@@ -41,6 +41,9 @@ static const char *const comes_from[][2] = {
     {"anyOf", "oneOf"},
 };
 
+/* Keywords of which many others are made, where none of those above is in the schema. */
+static const char *const makers[] = {"not", "oneOf", "if", "contains", "dependentRequired", "dependentSchemas"};
+
 /* Members whose keys are names, not keywords, and members that are values. */
 static bool holds_names(const mm_value *m) {
   return mm_value_key_is(m, "properties") || mm_value_key_is(m, "patternProperties") || mm_value_key_is(m, "$defs") ||
@@ -69,12 +72,14 @@ void mm_schema_own_keyword(const mm_value *schema, mm_err *err) {
   if (!start || start == err->text || (size_t)(end - start) >= sizeof keyword) return;
   snprintf(keyword, sizeof keyword, "%.*s", (int)(end - start), start);
   if (has(schema, false, keyword)) return;
-  for (size_t i = 0; i < sizeof comes_from / sizeof *comes_from; i++) {
-    if (strcmp(comes_from[i][0], keyword) != 0 || !has(schema, false, comes_from[i][1])) continue;
-    snprintf(tail, sizeof tail, "%s", end);
-    char *more = strstr(tail, reason);
-    if (more) *more = 0; /* it is one of these that is named now */
-    snprintf(start, sizeof err->text - (size_t)(start - err->text), "%s%s", comes_from[i][1], tail);
-    return;
-  }
+  const char *own = NULL;
+  for (size_t i = 0; !own && i < sizeof comes_from / sizeof *comes_from; i++)
+    if (strcmp(comes_from[i][0], keyword) == 0 && has(schema, false, comes_from[i][1])) own = comes_from[i][1];
+  for (size_t i = 0; !own && i < sizeof makers / sizeof *makers; i++)
+    if (has(schema, false, makers[i])) own = makers[i];
+  if (!own) return;
+  snprintf(tail, sizeof tail, "%s", end);
+  char *more = strstr(tail, reason);
+  if (more) *more = 0; /* it is one of these that is named now */
+  snprintf(start, sizeof err->text - (size_t)(start - err->text), "%s%s", own, tail);
 }

@@ -24,6 +24,7 @@ typedef struct ranges {
   mm_code_range range[RANGES_MAX];
   uint32_t count;
   bool ascii; /* a complement stays within ASCII: the classes of ECMA-262 and of Python differ beyond it */
+  bool wide;  /* what is read is turned round, by a complement or by a lookahead that must fail, and not by both */
 } ranges;
 
 static bool refuse(parser *p, const char *reason) {
@@ -83,7 +84,8 @@ static bool add_others(parser *p, ranges *r, ranges *from, uint32_t last) {
   return next > last || add_range(p, r, next, last);
 }
 
-/* \d \w \s, and \D \W \S as far as ECMA-262 and Python agree. Within a negated lookahead: all that ECMA-262 puts there. */
+/* \d \w \s \D \W \S: the characters that they have in ECMA-262 and in Python; where it is wide, those that they have in either one, but
+ * beyond ASCII \d and \w, and \D and \W, are ECMA-262's there. Within a negated lookahead \D and \W are that too. */
 static bool add_named(parser *p, ranges *r, char name) {
   static const mm_code_range digits[] = {{'0', '9'}}, words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
                              spaces[] = {{9, 13}, {' ', ' '}},
@@ -91,12 +93,12 @@ static bool add_named(parser *p, ranges *r, char name) {
                                              {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
                                              {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
   const char small = (char)(name | 0x20);
-  const bool complement = name != small;
-  const mm_code_range *list = small == 'd' ? digits : small == 'w' ? words : complement ? all_spaces : spaces;
-  const size_t n = small == 'd' ? 1 : small == 'w' ? 4 : complement ? sizeof all_spaces / sizeof *all_spaces : 2;
+  const bool complement = name != small, many = complement != r->wide; /* of spaces: without them there are fewer others */
+  const mm_code_range *list = small == 'd' ? digits : small == 'w' ? words : many ? all_spaces : spaces;
+  const size_t n = small == 'd' ? 1 : small == 'w' ? 4 : many ? sizeof all_spaces / sizeof *all_spaces : 2;
   ranges own = {.count = (uint32_t)n};
   memcpy(own.range, list, n * sizeof *list);
-  if (complement) return add_others(p, r, &own, small == 's' || p->negated ? MM_CODE_POINTS - 1 : 127);
+  if (complement) return add_others(p, r, &own, small == 's' || r->wide || p->negated ? MM_CODE_POINTS - 1 : 127);
   r->ascii = true;
   for (size_t i = 0; i < n; i++)
     if (!add_range(p, r, list[i].first, list[i].last)) return false;
@@ -177,8 +179,8 @@ static bool class_atom(parser *p, ranges *r, uint32_t *code, bool *named) {
 }
 
 static mm_text_pattern *parse_class(parser *p) {
-  ranges r = {0};
   const bool complement = take(p, "^");
+  ranges r = {.wide = complement != p->negated};
   while (!at(p, ']')) {
     uint32_t first, last;
     bool named, end_named;
@@ -222,7 +224,7 @@ static mm_text_pattern *parse_group(parser *p) {
 }
 
 static mm_text_pattern *parse_atom(parser *p) {
-  ranges r = {0};
+  ranges r = {.wide = p->negated};
   uint32_t code;
   if (take(p, "(")) return parse_group(p);
   if (take(p, "[")) return parse_class(p);

@@ -90,6 +90,20 @@ static bool check_name(const mm_program *p, const char *file, size_t number, con
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: %s", number, own.text + sizeof code - 1);
 }
 
+/* A value that is refused is one of this line. Those of lists are looked at later, those of options that are given elsewhere (skip) never.
+ */
+static bool check_value(const mm_option *o, bool skip, const char *file, size_t number, const char *value, mm_err *err) {
+  static const char code[] = "E_USAGE: ";
+  mm_err own = {0};
+  if (o->kind == MM_OPT_FLAG)
+    return !value || mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: --%s: found \"%s\", expected no value", number,
+                             o->name, MM_ESCAPED(256, value + 1));
+  if (!value) /* or the next word would be its value */
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found no value of %s", number, o->name);
+  if (skip || o->kind == MM_OPT_LIST || mm_option_set(o, value + 1, &own)) return true;
+  return mm_fail(err, own.status, own.code, mm_at(file, NULL), "line %zu: %s", number, own.text + sizeof code - 1);
+}
+
 bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err) {
   const char *file = find_file(p, argc, argv);
   *count = argc;
@@ -114,9 +128,9 @@ bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int
     const mm_option *known = option ? find(p, option + 2, name_n) : NULL;
     if (known && strcmp(known->name, "config") == 0)
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found config, expected it on the command line alone", lines);
-    if (known && known->kind != MM_OPT_FLAG && !option[2 + name_n]) /* or the next word would be its value */
-      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found no value of %s", lines, known->name);
-    if (option && !(known && given(p, argc, argv, known))) all[(*count)++] = option;
+    const bool skip = known && given(p, argc, argv, known);
+    if (known && !check_value(known, skip, file, lines, strchr(option, '='), err)) return false;
+    if (option && !skip) all[(*count)++] = option;
     line = end ? end + 1 : NULL;
   }
   for (int i = 1; i < argc; i++) all[(*count)++] = argv[i];

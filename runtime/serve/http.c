@@ -508,10 +508,11 @@ static bool bind_address(mm_http *h, mm_err *err) {
   char port[8], what[40];
   snprintf(port, sizeof port, "%u", h->c.port);
   snprintf(what, sizeof what, "listen on port %u", h->c.port);
+  const int found = getaddrinfo(h->c.host, port, &hints, &list);
+  if (found) return mm_fail(err, MM_IO, "E_IO", mm_at(h->c.host, NULL), "%s: found no such address: %s", what, gai_strerror(found));
   errno = 0;
-  const int fd = getaddrinfo(h->c.host, port, &hints, &list) == 0 ? listen_at(list) : -1;
-  const int reason = errno ? errno : EADDRNOTAVAIL;
-  if (list) freeaddrinfo(list);
+  const int fd = listen_at(list), reason = errno ? errno : EADDRNOTAVAIL;
+  freeaddrinfo(list);
   if (fd < 0) return mm_fail_errno(err, mm_at(h->c.host, NULL), what, reason);
   h->listener = evconnlistener_new(h->base, accepted, h, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, 0, fd);
   if (!h->listener) {
@@ -524,7 +525,17 @@ static bool bind_address(mm_http *h, mm_err *err) {
   return true;
 }
 
+/* libevent ends the program where it has no descriptors for itself. */
+static bool spare_descriptors(mm_err *err) {
+  int fd[4], n = 0;
+  while (n < 4 && (fd[n] = eventfd(0, EFD_CLOEXEC)) >= 0) n++;
+  const bool ok = n == 4 || mm_fail_errno(err, mm_at(NULL, NULL), "eventfd", errno);
+  while (n) close(fd[--n]);
+  return ok;
+}
+
 static bool open_loop(mm_http *h, mm_err *err) {
+  if (!spare_descriptors(err)) return false;
   event_set_mem_functions(mm_loop_malloc, mm_loop_realloc, mm_loop_free);
   struct event_config *c = event_config_new();
   if (c) {

@@ -29,6 +29,29 @@ def bash(folder, line):
     return subprocess.run(["bash", "--norc", "-c", text], capture_output=True, text=True, check=True, cwd=folder + "/empty").stdout.split()
 
 
+def bash_files(folder):
+    """Typed at a terminal: a file's name with a space becomes one word, and what stands behind a = is the option's."""
+    os.mkdir(folder + "/files")
+    os.mkdir(folder + "/files/my model")
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(folder + "/files")
+        os.execvpe("bash", ["bash", "--norc", "-i"], {**os.environ, "TERM": "dumb", "PS1": ""})
+    seen, end = b"", time.monotonic() + 20
+    os.write(fd, f". {folder}/minimax-convert.bash; minimax-convert() {{ printf 'is<%s>' \"$@\"; }}\n".encode())
+    os.write(fd, b"minimax-convert my\t --layout=pa\t\nexit\n")
+    while True:
+        assert time.monotonic() < end, seen
+        try:
+            if select.select([fd], [], [], 0.2)[0]:
+                seen += os.read(fd, 65536)
+        except OSError:
+            break
+    os.waitpid(pid, 0)
+    os.close(fd)
+    assert re.search(rb"is<my model/?>is<--layout=packed>", seen), seen
+
+
 def fish(folder, line):
     text = "".join(f"source {folder}/{p}.fish; " for p in PROGRAMS) + f"complete -C '{line}'"
     done = subprocess.run(["fish", "--no-config", "-c", text], capture_output=True, text=True, check=True, cwd=folder + "/empty",
@@ -85,6 +108,8 @@ def main():
                     assert "--kv-cache-dtype" not in found or "--kv-cache-dtype" in want, (line, found)
                 else:
                     assert sorted(found) == want, (shell, line, found)
+            if shell == "bash":
+                bash_files(folder)
             counted.append(shell)
     print(f"{len(LINES)} lines completed by {', '.join(counted)}")
     return 0 if "bash" in counted else 1

@@ -267,6 +267,14 @@ def edited(packed):
     assert t.end() == 0
     said = [m["content"] for m in json.load(open(path))["messages"] if m["role"] == "user"]
     assert said == ["aé京cb", "more \nlines", "aé京cb", "more!"], said
+    t = Terminal(packed, "-n", "2", "--ignore-eos", term="vt100")  # Ctrl-Z where no shell waits: it stops nobody, and the conversation goes on
+    t.until("> ")
+    t.keys("\x1a")
+    time.sleep(0.3)
+    t.keys("more\n")
+    t.until(ready)
+    t.keys("\x04")
+    assert t.end() == 0
     t = Terminal(packed, "-n", "2", term="vt100", then="echo status $?; stty -a; echo done")
     t.until("> ")
     t.keys("half")

@@ -430,13 +430,18 @@ def config_file():
             assert s.request("GET", "/v1/models/" + other)[0] == 404, other
         assert (model["id"], model["max_model_len"]) == ("named here", 64) and open(s.log).read().startswith("{")
     for line in ("--port 1", "port: 1", "no-such-option", "max-queue 0", "request-timeout -1", "any-model\n\0api-key X", "config other.conf",
-                 "api-key\nport 0", "served-model-name", "served-model-name="):
+                 "api-key\nport 0", "served-model-name", "served-model-name=", "port abc", "act-quant maybe", "quiet true"):
         with open(path, "w") as f:
             f.write(line + "\n")
         done = subprocess.run([f"{BIN}/minimax-serve", "--config", path, PACKED, "--check"], capture_output=True, timeout=60)
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1, (line, done)
         assert line != "no-such-option" or f"{path}: line 1: unknown option \"--no-such-option\"".encode() in done.stderr, done
+        assert line not in ("port abc", "act-quant maybe", "quiet true", "max-queue 0") or f"{path}: line 1: --".encode() in done.stderr, (line, done)
         assert b"operand" not in done.stderr, (line, done)  # an option without a value did not take the directory for it
+    done = subprocess.run([f"{BIN}/minimax-serve", "--host", "no.such.host.invalid", "--port", "0", PACKED], capture_output=True, timeout=60)
+    assert done.returncode == 5 and b"no.such.host.invalid: listen on port 0: found no such address: " in done.stderr, done
+    done = subprocess.run(["sh", "-c", f"ulimit -n 6; exec {BIN}/minimax-serve {PACKED}"], capture_output=True, timeout=60)
+    assert done.returncode == 5 and b"E_IO: eventfd: Too many open files\n" in done.stderr and b"[err]" not in done.stderr, done
     with Server(".", prefix=["env", "-C", PACKED]) as s:
         assert json.loads(s.get("/v1/models"))["data"][0]["id"] == "tiny-m2"
 

@@ -30,7 +30,7 @@ def regex(r, depth=3):
     if kind < 2:
         return r.choice(LETTERS)
     if kind == 2:
-        return r.choice(["[ab]", "[^a]", "[a-c1]", "\\d", "\\w", "\\s", ".", "[\\d-]"])
+        return r.choice(["[ab]", "[^a]", "[a-c1]", "\\d", "\\w", "\\s", ".", "[\\d-]", "[^\\W1]", "[^\\D]", "[^\\S]"])
     if kind == 3:
         return r.choice(["ab", "a1", "é "])
     if kind < 6:
