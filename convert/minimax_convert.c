@@ -20,7 +20,7 @@
 #define WAITING    4
 
 static mm_convert_progress progress;
-static bool ready; /* this process met the others before its first block */
+static bool ready; /* this process met the others before its first block, or behind the plan that --dry-run prints */
 
 /* The first signal stops in a resumable state (status 75), a second one at once. */
 static void on_signal(int n) {
@@ -52,7 +52,6 @@ typedef struct mm_convert_args {
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
-  bool met; /* all processes meet from here on */
 } mm_convert_args;
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --method, --kv-scales, --ignore, --override and --head, as one
@@ -86,7 +85,6 @@ static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_recipe recipe = {0};
   bool ok = true, help = !a->recipe.file && (strcmp(a->recipe.quant, "help") == 0 || strcmp(a->recipe.quant, "list") == 0);
   *printed = help || a->print_recipe;
-  if (*printed && a->process != 0) return true;
   if (help && a->json) {
     char *text = mm_recipe_help_json(err);
     ok = text;
@@ -304,7 +302,10 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                           const struct mm_followed *followed, mm_events *events, mm_err *err) {
   const bool first = a->process == 0;
   plan->gives = gives;
-  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err);
+  if (a->dry_run) {
+    ready = true;
+    return mm_mpi_all(!first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err), err);
+  }
   if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
@@ -419,13 +420,11 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
-  if (a->recipe.quant && a->recipe.file) {
-    a->met = true;
-    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
-    return mm_mpi_all(false, err);
-  }
+  if (a->recipe.quant && a->recipe.file)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own") ||
+           mm_mpi_all(false, err);
   if (!a->recipe.quant) a->recipe.quant = "none";
-  if (!print_words(a, &printed, err) || printed) return err->status == MM_OK;
+  if (!mm_mpi_all(print_words(a, &printed, err), err) || printed) return err->status == MM_OK;
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
@@ -433,10 +432,9 @@ static bool run_all(void *args, mm_err *err) {
   mm_plan plan = {0};
   mm_planning planning = {0};
   mm_verdict verdict = {0};
-  a->met = true;
   bool ok = mm_mpi_all(check_args(a, err) && make_plan(a, &hf, &planning, &plan, &verdict, err), err);
   const struct mm_followed followed = {&hf, &planning.options};
-  ok = ok && (convert_watched(a, &plan, &verdict, &followed, err) || (!a->dry_run && !ready && mm_mpi_all(false, err)));
+  ok = ok && (convert_watched(a, &plan, &verdict, &followed, err) || (!ready && mm_mpi_all(false, err)));
   mm_plan_close(&plan);
   mm_importance_close(&planning.calibration.importance);
   mm_act_scales_close(&planning.calibration.act_scales);
@@ -575,6 +573,7 @@ static const mm_program program = {
         "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
         "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
         ".NAME.partial  next to DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
+    .agreed = mm_mpi_agreed,
     .epilog =
         "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
         "output locked, 8 memory or limit, 75 interrupted (--resume continues).",
@@ -586,9 +585,6 @@ int main(int argc, char **argv) {
   mm_mpi_start(&argc, &argv, &settings.process, &settings.processes);
   int status = ok ? mm_program_main(&program, argc, argv, &settings.source, run_all, &settings) : mm_program_fail(&program, &err);
   MM_FREE(settings.recipe.ignore.item, settings.recipe.override.item);
-  if (status == MM_OK || settings.met)
-    mm_mpi_end();
-  else
-    mm_mpi_abort(status);
+  mm_mpi_end();
   return status;
 }
