@@ -140,11 +140,14 @@ static char *template_in(const place *p, const char *name, size_t *n, mm_err *er
   return out;
 }
 
+/* An empty one is none. */
 static char *own_template(const place *p, const char **file, size_t *n, mm_err *err) {
   char *text = companion(p, *file = "chat_template.jinja", n, err);
   if (!text && err->status == MM_OK) text = template_in(p, *file = "chat_template.json", n, err);
   if (!text && err->status == MM_OK) text = template_in(p, *file = "tokenizer_config.json", n, err);
-  return text;
+  if (!text || *n) return text;
+  free(text);
+  return NULL;
 }
 
 const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err) {
@@ -179,7 +182,7 @@ bool mm_chat_format_given(const char *dir) {
   const char *file;
   size_t n = 0;
   char *text = own_template(&at, &file, &n, MM_IGNORED);
-  const bool given = text && n;
+  const bool given = text;
   free(text);
   return given;
 }
@@ -188,7 +191,7 @@ bool mm_chat_format_known(const char *dir, const char **file, mm_err *err) {
   const place at = {dir, NULL};
   size_t n = 0;
   char *text = own_template(&at, file, &n, err);
-  const bool known_one = !text || !n || mm_chat_format_of_template(text, n);
+  const bool known_one = !text || mm_chat_format_of_template(text, n);
   free(text);
   return known_one;
 }

@@ -139,7 +139,12 @@ bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
 
 bool mm_ends_check(const char *dir, uint32_t vocab, mm_err *err) {
   const place at = {dir, NULL, vocab};
-  mm_sampling set = {.temperature = 1, .top_p = 1, .repetition = 1};
   bool found = false;
-  return ends_from_files(&at, NULL, &found, err) && (!lies_there(&at, SETTINGS) || defaults_from_file(&at, &set, err));
+  return ends_from_files(&at, NULL, &found, err);
+}
+
+bool mm_ends_check_defaults(const char *dir, mm_err *err) {
+  const place at = {dir, NULL, 0};
+  mm_sampling set = {.temperature = 1, .top_p = 1, .repetition = 1};
+  return !lies_there(&at, SETTINGS) || defaults_from_file(&at, &set, err);
 }

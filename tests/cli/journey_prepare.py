@@ -160,13 +160,16 @@ def sources():
     assert "chat template" not in convert(part, "--dry-run").stderr
     assert "note:" not in convert(part, "--dry-run", "-q").stderr
     # So does one whose tokenizer or settings the runtime does not read: the note comes before the weights are read, and once.
-    refuse = "note: minimax-run and minimax-serve will refuse the output: "
+    refuse = "note: %s will refuse the output: "
     settings = f"{refuse}%s: {part}/generation_config.json: "
+    ends, defaults, chats = ("minimax-run (without --ignore-eos) and minimax-serve", "minimax-run --chat and minimax-serve (without --ignore-generation-config)",
+                             "minimax-run --chat and minimax-serve (without --chat-format)")
     for name, text, said in (("tokenizer.json", "{", "note: the output will take no text, only ids: E_JSON: tokenizer.json: offset 1"),
-                             ("generation_config.json", '{"temperature": 1,', settings % "E_JSON"),
-                             ("generation_config.json", '{"eos_token_id": "x"}', settings % "E_CFG_RANGE" + "eos_token_id"),
-                             ("generation_config.json", '{"top_p": 2}', settings % "E_CFG_RANGE" + "top-p: found 2"),
-                             ("tokenizer_config.json", '{"chat_template": ', refuse + "E_JSON: tokenizer_config.json: offset"),
+                             ("generation_config.json", '{"temperature": 1,', settings % (ends, "E_JSON")),
+                             ("generation_config.json", '{"eos_token_id": "x"}', settings % (ends, "E_CFG_RANGE") + "eos_token_id"),
+                             ("generation_config.json", '{"top_k": 2.0}', settings % (defaults, "E_CFG_TYPE")),
+                             ("generation_config.json", '{"top_p": 2}', settings % (defaults, "E_CFG_RANGE") + "top-p: found 2"),
+                             ("tokenizer_config.json", '{"chat_template": ', refuse % chats + "E_JSON: tokenizer_config.json: offset"),
                              ("generation_config.json", '{"eos_token_id": [1, 2], "temperature": 0.5}', None)):
         open(f"{part}/{name}", "w").write(text)
         for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):

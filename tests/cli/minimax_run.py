@@ -154,7 +154,7 @@ source = changed_source(model, "broken-source", {"generation_config.json": {}})
 with open(f"{source}/generation_config.json", "w") as f:
     f.write('{"eos_token_id": ')
 said = subprocess.run([f"{BIN}/minimax-convert", source, "-o", f"{TMP}/broken"], capture_output=True, text=True, check=True).stderr
-assert f"note: minimax-run and minimax-serve will refuse the output: E_JSON: {source}/generation_config.json: offset 17: " in said, said
+assert f"note: minimax-run (without --ignore-eos) and minimax-serve will refuse the output: E_JSON: {source}/generation_config.json: offset 17: " in said, said
 refused(3, f"{TMP}/broken/generation_config.json: ", f"{TMP}/broken", "-p", "And")
 for text in ('{"eos_token_id": ', '{"a": 1, "a": 2}', "\0" * 30, '{"top_k": 111111111111111111111111}'):
     with open(f"{other}/generation_config.json", "w") as f:
