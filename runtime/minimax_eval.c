@@ -170,7 +170,7 @@ static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_
 }
 
 static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err *err) {
-  mm_json *root = mm_json_load(path, IDS_MAX, err);
+  mm_json *root = mm_json_load_list(path, IDS_MAX, err);
   if (!root) return NULL;
   bool ok = mm_json_type_of(root) == MM_JSON_ARR ||
             mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found an object, expected a list of ids");

@@ -205,6 +205,9 @@ def sources():
         for word in (source, cache):
             refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
 
+    for text in ("", "5", '"x"', "{}"):
+        open(f"{TMP}/odd.json", "w").write(text)
+        refused(3, ["E_IDS", "expected a list of ids"] if text == "{}" else ["E_JSON", "expected an array"], "minimax-eval", f"{TMP}/packed", "--ids", f"{TMP}/odd.json")
     refused(2, "--window and --limit: only with", "minimax-eval", f"{TMP}/packed", "--ids-from", "x", "--logits", f"{TMP}/y", "--limit", 3)
 
     shutil.copytree(source, f"{TMP}/light")
