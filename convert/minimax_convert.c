@@ -2,7 +2,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "convert/decode/follow.h"
 #include "convert/report/exact.h"
@@ -65,9 +64,8 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
                   mm_recipe_options_ok("override", a->recipe.override.item, a->recipe.override.count, true, err);
   const char *base = !ok ? NULL : a->recipe.file ? mm_recipe_load(arena, a->recipe.file, err) : a->recipe.quant;
   if (!base) return NULL;
-  const mm_scheme *scheme = mm_scheme_find(base);
   const char *preset = mm_recipe_preset(base);
-  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : strcasecmp(base, "none") == 0 ? "none" : base);
+  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : base);
   if (line && a->recipe.search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->recipe.search);
   if (line && a->recipe.method) line = mm_arena_printf(arena, err, "%s; method=%s", line, a->recipe.method);
   if (line && a->recipe.kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->recipe.kv_scales);
@@ -162,7 +160,8 @@ typedef struct mm_planning {
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
   mm_calibration_files *c = &planning->calibration;
   if (!open_source(a, hf, err)) return false;
-  char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
+  char *line = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
+  char *recipe = line ? mm_recipe_line(&hf->arena, line, err) : NULL;
   if (!recipe) return false;
   mm_align align = MM_ALIGN_SPLIT;
   mm_align_find(a->align, &align); /* one of its words */
