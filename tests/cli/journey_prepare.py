@@ -169,7 +169,7 @@ def sources():
                              ("generation_config.json", '{"eos_token_id": "x"}', settings % (ends, "E_CFG_RANGE") + "eos_token_id"),
                              ("generation_config.json", '{"top_k": 2.0}', settings % (defaults, "E_CFG_TYPE")),
                              ("generation_config.json", '{"top_p": 2}', settings % (defaults, "E_CFG_RANGE") + "top-p: found 2"),
-                             ("tokenizer_config.json", '{"chat_template": ', refuse % chats + "E_JSON: tokenizer_config.json: offset"),
+                             ("tokenizer_config.json", '{"chat_template": ', refuse % chats + f"E_JSON: {part}/tokenizer_config.json: offset"),
                              ("generation_config.json", '{"eos_token_id": [1, 2], "temperature": 0.5}', None)):
         open(f"{part}/{name}", "w").write(text)
         for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
