@@ -208,6 +208,8 @@ def sources():
     for text in ("", "5", '"x"', "{}"):
         open(f"{TMP}/odd.json", "w").write(text)
         refused(3, ["E_IDS", "expected a list of ids"] if text == "{}" else ["E_JSON", "expected an array"], "minimax-eval", f"{TMP}/packed", "--ids", f"{TMP}/odd.json")
+    refused(2, "--source goes with --level source alone", "minimax-verify", f"{TMP}/packed", "--source", source, "--level", "header")
+    refused(2, "--level source goes with --source SRC", "minimax-verify", f"{TMP}/packed", "--level", "source")
     refused(2, "--window and --limit: only with", "minimax-eval", f"{TMP}/packed", "--ids-from", "x", "--logits", f"{TMP}/y", "--limit", 3)
 
     shutil.copytree(source, f"{TMP}/light")
