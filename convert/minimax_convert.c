@@ -574,7 +574,8 @@ static const mm_program program = {
         ".NAME.partial  next to DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
     .agreed = mm_mpi_agreed,
     .epilog =
-        "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
+        "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a packed SRC, or a finished output under "
+        "--resume), 7 "
         "output locked, 8 memory or limit, 75 interrupted (--resume continues).",
 };
 
