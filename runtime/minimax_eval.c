@@ -557,9 +557,7 @@ static const mm_option options[] = {
     {.help = "logits of prompts"},
     MM_OPTION(STR, "logits", &settings.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
     MM_OPTION(STR, "against", &settings.against, "REF",
-              "print the KL divergence from a reference: with --ids, --text or --conversations a packed checkpoint, with --ids-from a file "
-              "that --logits "
-              "wrote"),
+              "print the KL divergence from a reference: a packed checkpoint, with --ids-from a file that --logits wrote"),
     MM_OPTION(STR, "ids-from", &settings.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
     {.help = "run"},
     MM_FLAG("force", &settings.force, "with --collect or --logits: replace a file of that name that minimax-eval did not make"),
