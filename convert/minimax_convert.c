@@ -193,8 +193,10 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
     fputs("note: the index's total_size does not prove the plan yet: no file is freed before headers do\n", stderr);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
-  return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
-                 (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
+  return mm_fail(
+      err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL),
+      "found total_size %llu in the index, expected %llu by the types of the released model; without --names-only headers say them",
+      (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
 }
 
 /* "zstd" or "zstd:LEVEL". */

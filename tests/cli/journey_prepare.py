@@ -208,6 +208,7 @@ def sources():
     for text in ("", "5", '"x"', "{}"):
         open(f"{TMP}/odd.json", "w").write(text)
         refused(3, ["E_IDS", "expected a list of ids"] if text == "{}" else ["E_JSON", "expected an array"], "minimax-eval", f"{TMP}/packed", "--ids", f"{TMP}/odd.json")
+    refused(3, ["E_IDX", "by the types of the released model; without --names-only"], "minimax-convert", "tests/data/tiny-m1", "--dry-run", "--names-only")  # routers in BF16
     refused(2, "--source goes with --level source alone", "minimax-verify", f"{TMP}/packed", "--source", source, "--level", "header")
     refused(2, "--level source goes with --source SRC", "minimax-verify", f"{TMP}/packed", "--level", "source")
     refused(2, "--window and --limit: only with", "minimax-eval", f"{TMP}/packed", "--ids-from", "x", "--logits", f"{TMP}/y", "--limit", 3)
