@@ -269,6 +269,7 @@ static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err 
   const char *word = NULL, *search = "mse", *method = "nearest", *kv = "keep";
   const mm_scheme *scheme;
   unsigned choice;
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found a list, expected an object");
   if (!mm_json_need_str(j, "default", &word, c, err) || !mm_json_only_keys(j, keys, c, err) || !scheme_word(word, &scheme, c, err) ||
       (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)) ||
       (mm_json_get(j, "method") && !mm_json_need_str(j, "method", &method, c, err)) ||

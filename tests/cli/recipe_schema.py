@@ -175,6 +175,10 @@ def main():
     with open(path, "w", encoding="utf-8") as f:
         json.dump({"default": "NVFP4", "rules": [{"match": "*", "scheme": "None"}]}, f)
     assert take(path)["default"] == "nvfp4" and take(path)["rules"][0]["scheme"] == "none"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write('["int8"]')
+    listed = subprocess.run([f"{BIN}/minimax-convert", "--recipe", path, "--print-recipe"], capture_output=True, text=True, check=False)
+    assert listed.returncode == 3 and f"E_RECIPE: {path}: found a list, expected an object" in listed.stderr, listed
     options()
     same_conversion()
     same_plan()
