@@ -2,7 +2,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "convert/decode/follow.h"
 #include "convert/report/exact.h"
@@ -20,7 +19,7 @@
 #define WAITING    4
 
 static mm_convert_progress progress;
-static bool ready; /* this process met the others before its first block */
+static bool ready; /* this process met the others before its first block, or behind the plan that --dry-run prints */
 
 /* The first signal stops in a resumable state (status 75), a second one at once. */
 static void on_signal(int n) {
@@ -52,7 +51,6 @@ typedef struct mm_convert_args {
   int level;                   /* of compress, 0 without */
   uint32_t process, processes; /* of mpirun */
   bool dry_run, names_only, list, json, quiet, force, outside, nonfinite, resume, restart, unmatched, print_recipe;
-  bool met; /* all processes meet from here on */
 } mm_convert_args;
 
 /* --quant (a scheme, a preset or a recipe line) or --recipe, then --search, --method, --kv-scales, --ignore, --override and --head, as one
@@ -66,9 +64,8 @@ static char *recipe_line(const mm_convert_args *a, mm_arena *arena, mm_err *err)
                   mm_recipe_options_ok("override", a->recipe.override.item, a->recipe.override.count, true, err);
   const char *base = !ok ? NULL : a->recipe.file ? mm_recipe_load(arena, a->recipe.file, err) : a->recipe.quant;
   if (!base) return NULL;
-  const mm_scheme *scheme = mm_scheme_find(base);
   const char *preset = mm_recipe_preset(base);
-  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : scheme ? scheme->name : strcasecmp(base, "none") == 0 ? "none" : base);
+  char *line = mm_arena_printf(arena, err, "%s", preset ? preset : base);
   if (line && a->recipe.search) line = mm_arena_printf(arena, err, "%s; search=%s", line, a->recipe.search);
   if (line && a->recipe.method) line = mm_arena_printf(arena, err, "%s; method=%s", line, a->recipe.method);
   if (line && a->recipe.kv_scales) line = mm_arena_printf(arena, err, "%s; kv_scales=%s", line, a->recipe.kv_scales);
@@ -86,7 +83,6 @@ static bool print_words(const mm_convert_args *a, bool *printed, mm_err *err) {
   mm_recipe recipe = {0};
   bool ok = true, help = !a->recipe.file && (strcmp(a->recipe.quant, "help") == 0 || strcmp(a->recipe.quant, "list") == 0);
   *printed = help || a->print_recipe;
-  if (*printed && a->process != 0) return true;
   if (help && a->json) {
     char *text = mm_recipe_help_json(err);
     ok = text;
@@ -164,7 +160,8 @@ typedef struct mm_planning {
 static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning, mm_plan *plan, mm_verdict *verdict, mm_err *err) {
   mm_calibration_files *c = &planning->calibration;
   if (!open_source(a, hf, err)) return false;
-  char *recipe = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
+  char *line = open_calibration(a, c, recipe_line(a, &hf->arena, err), &hf->arena, err);
+  char *recipe = line ? mm_recipe_line(&hf->arena, line, err) : NULL;
   if (!recipe) return false;
   mm_align align = MM_ALIGN_SPLIT;
   mm_align_find(a->align, &align); /* one of its words */
@@ -196,8 +193,10 @@ static bool make_plan(const mm_convert_args *a, mm_hf *hf, mm_planning *planning
   if (a->follow.frees && !mm_follow_proven(hf) && !a->quiet)
     fputs("note: the index's total_size does not prove the plan yet: no file is freed before headers do\n", stderr);
   if (!a->names_only || !mm_hf_total_known(hf) || hf->total_size == plan->source_bytes) return true;
-  return mm_fail(err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL), "found total_size %llu in the index, expected %llu from the names",
-                 (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
+  return mm_fail(
+      err, MM_BAD_INPUT, "E_IDX", mm_at(hf->dir, NULL),
+      "found total_size %llu in the index, expected %llu by the types of the released model; without --names-only headers say them",
+      (unsigned long long)hf->total_size, (unsigned long long)plan->source_bytes);
 }
 
 /* "zstd" or "zstd:LEVEL". */
@@ -304,7 +303,10 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                           const struct mm_followed *followed, mm_events *events, mm_err *err) {
   const bool first = a->process == 0;
   plan->gives = gives;
-  if (a->dry_run) return !first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err);
+  if (a->dry_run) {
+    ready = true;
+    return mm_mpi_all(!first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err), err);
+  }
   if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
@@ -419,13 +421,11 @@ static bool check_args(mm_convert_args *a, mm_err *err) {
 static bool run_all(void *args, mm_err *err) {
   mm_convert_args *a = args;
   bool printed;
-  if (a->recipe.quant && a->recipe.file) {
-    a->met = true;
-    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own");
-    return mm_mpi_all(false, err);
-  }
+  if (a->recipe.quant && a->recipe.file)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --quant with --recipe, which has a default scheme of its own") ||
+           mm_mpi_all(false, err);
   if (!a->recipe.quant) a->recipe.quant = "none";
-  if (!print_words(a, &printed, err) || printed) return err->status == MM_OK;
+  if (!mm_mpi_all(print_words(a, &printed, err), err) || printed) return err->status == MM_OK;
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
@@ -433,10 +433,9 @@ static bool run_all(void *args, mm_err *err) {
   mm_plan plan = {0};
   mm_planning planning = {0};
   mm_verdict verdict = {0};
-  a->met = true;
   bool ok = mm_mpi_all(check_args(a, err) && make_plan(a, &hf, &planning, &plan, &verdict, err), err);
   const struct mm_followed followed = {&hf, &planning.options};
-  ok = ok && (convert_watched(a, &plan, &verdict, &followed, err) || (!a->dry_run && !ready && mm_mpi_all(false, err)));
+  ok = ok && (convert_watched(a, &plan, &verdict, &followed, err) || (!ready && mm_mpi_all(false, err)));
   mm_plan_close(&plan);
   mm_importance_close(&planning.calibration.importance);
   mm_act_scales_close(&planning.calibration.act_scales);
@@ -575,8 +574,10 @@ static const mm_program program = {
         "SRC/model.safetensors.index.json, SRC/config.json  what the source holds; its tokenizer and template are copied\n"
         "DIR/manifest.json  the packed checkpoint's description (formats/FORMAT.md)\n"
         ".NAME.partial  next to DIR: a run that is at work or was interrupted; --resume continues it, --restart takes it away",
+    .agreed = mm_mpi_agreed,
     .epilog =
-        "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a finished output, under --resume), 7 "
+        "Exit status: 0 done, 2 usage, 3 bad input, 4 valid but unsupported, 5 I/O, 6 damaged (a packed SRC, or a finished output under "
+        "--resume), 7 "
         "output locked, 8 memory or limit, 75 interrupted (--resume continues).",
 };
 
@@ -586,9 +587,6 @@ int main(int argc, char **argv) {
   mm_mpi_start(&argc, &argv, &settings.process, &settings.processes);
   int status = ok ? mm_program_main(&program, argc, argv, &settings.source, run_all, &settings) : mm_program_fail(&program, &err);
   MM_FREE(settings.recipe.ignore.item, settings.recipe.override.item);
-  if (status == MM_OK || settings.met)
-    mm_mpi_end();
-  else
-    mm_mpi_abort(status);
+  mm_mpi_end();
   return status;
 }

@@ -301,12 +301,14 @@ static bool read_value(reader *r, mm_json *j) {
   }
 }
 
-static mm_json *parse(const char *text, size_t n, bool pack, const char *file, mm_err *err) {
+/* `expected`: the bracket that is named where there is neither. */
+static mm_json *parse(const char *text, size_t n, bool pack, char expected, const char *file, mm_err *err) {
   document *d = mm_calloc(1, sizeof *d, err);
   if (!d) return NULL;
   d->root.home = ROOT;
   reader r = {.scan = {.text = text, .len = n, .file = file, .status = MM_BAD_INPUT}, .arena = &d->arena, .pack = pack, .err = err};
-  bool ok = read_members(&r, &d->root, mm_scan_peek(&r.scan) == '[' ? '[' : '{') && mm_scan_end(&r.scan, err);
+  const char first = mm_scan_peek(&r.scan);
+  bool ok = read_members(&r, &d->root, first == '[' || first == '{' ? first : expected) && mm_scan_end(&r.scan, err);
   free(r.open);
   if (ok && d->root.type == MM_JSON_OBJ && !widen(&d->root)) ok = mm_fail_memory(err, d->root.n * sizeof(member));
   if (ok) return &d->root;
@@ -314,17 +316,20 @@ static mm_json *parse(const char *text, size_t n, bool pack, const char *file, m
   return NULL;
 }
 
-mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err) { return parse(text, n, false, file, err); }
-mm_json *mm_json_parse_packed(const char *text, size_t n, const char *file, mm_err *err) { return parse(text, n, true, file, err); }
+mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err) { return parse(text, n, false, '{', file, err); }
+mm_json *mm_json_parse_packed(const char *text, size_t n, const char *file, mm_err *err) { return parse(text, n, true, '{', file, err); }
 
-mm_json *mm_json_load(const char *path, uint64_t max_bytes, mm_err *err) {
+static mm_json *load(const char *path, uint64_t max_bytes, char expected, mm_err *err) {
   size_t n;
   char *text = mm_file_slurp(path, max_bytes, &n, err);
   if (!text) return NULL;
-  mm_json *j = mm_json_parse(text, n, path, err);
+  mm_json *j = parse(text, n, false, expected, path, err);
   free(text);
   return j;
 }
+
+mm_json *mm_json_load(const char *path, uint64_t max_bytes, mm_err *err) { return load(path, max_bytes, '{', err); }
+mm_json *mm_json_load_list(const char *path, uint64_t max_bytes, mm_err *err) { return load(path, max_bytes, '[', err); }
 
 /* Values */
 

@@ -29,6 +29,8 @@ mm_json *mm_json_parse(const char *text, size_t n, const char *file, mm_err *err
 mm_json *mm_json_parse_packed(const char *text, size_t n, const char *file, mm_err *err);
 /* Reads and parses a regular file of at most max_bytes (E_LIMIT beyond). */
 mm_json *mm_json_load(const char *path, uint64_t max_bytes, mm_err *err);
+/* The same of a file that is to be a list, as its failures say; an object is read, too. */
+mm_json *mm_json_load_list(const char *path, uint64_t max_bytes, mm_err *err);
 void mm_json_free(mm_json *j); /* accepts NULL */
 
 typedef enum mm_json_type { MM_JSON_NULL, MM_JSON_BOOL, MM_JSON_INT, MM_JSON_REAL, MM_JSON_STR, MM_JSON_ARR, MM_JSON_OBJ } mm_json_type;

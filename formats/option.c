@@ -299,7 +299,8 @@ int mm_program_main(const mm_program *p, int argc, char **argv, const char **ope
   size_t count;
   bool done;
   mm_program_start();
-  if (!mm_options_parse(p, argc, argv, operands, &count, &done, &err)) return mm_program_fail(p, &err);
+  const bool parsed = mm_options_parse(p, argc, argv, operands, &count, &done, &err);
+  if (p->agreed ? !p->agreed(parsed, &err) : !parsed) return mm_program_fail(p, &err);
   const bool ok = done ? !p->may_end || p->may_end(&err) : run(args, &err) && mm_program_written(&err);
   return ok ? MM_OK : mm_program_fail(p, &err);
 }

@@ -50,6 +50,7 @@ typedef struct mm_program {
   const char *files;              /* of the man page: what it reads and writes, a line each; may be NULL */
   const struct mm_program *other; /* what the first operand leads to where it is the last word of this one's name; may be NULL */
   bool (*may_end)(mm_err *err);   /* whether it may end where --help or its like was all; may be NULL: it may */
+  bool (*agreed)(bool parsed, mm_err *err); /* whether all processes took the command line; may be NULL: `parsed`, if this one did */
 } mm_program;
 
 /* The fields of an mm_program: its name and line, its operands in words, how many they are, its table. */

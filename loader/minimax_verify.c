@@ -369,7 +369,8 @@ static bool choose_level(mm_verify_args *a, mm_err *err) {
   if (a->seed == NO_SEED) a->seed = fresh_seed();
   if (a->report && !write_report(a, NULL, err)) return false;
   if ((a->level == MM_LEVEL_SOURCE) == (a->source != NULL)) return true;
-  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--level source goes with --source SRC");
+  return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s",
+                 a->source ? "--source goes with --level source alone, which is its default" : "--level source goes with --source SRC");
 }
 
 static bool verify(mm_verify_args *a, mm_bar *bar, mm_err *err) {

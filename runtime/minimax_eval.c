@@ -170,7 +170,7 @@ static bool add_nll(void *ctx, eval *e, const mm_batch *b, uint32_t pos, uint32_
 }
 
 static int32_t *read_ids(const char *path, uint32_t vocab, size_t *count, mm_err *err) {
-  mm_json *root = mm_json_load(path, IDS_MAX, err);
+  mm_json *root = mm_json_load_list(path, IDS_MAX, err);
   if (!root) return NULL;
   bool ok = mm_json_type_of(root) == MM_JSON_ARR ||
             mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found an object, expected a list of ids");
@@ -557,8 +557,7 @@ static const mm_option options[] = {
     {.help = "logits of prompts"},
     MM_OPTION(STR, "logits", &settings.logits, "OUT.safetensors", "write logits.NAME, F32 [tokens, vocab], for every prompt of --ids-from"),
     MM_OPTION(STR, "against", &settings.against, "REF",
-              "print the KL divergence from a reference: with --text or --ids a packed checkpoint, with --ids-from a file that --logits "
-              "wrote"),
+              "print the KL divergence from a reference: a packed checkpoint, with --ids-from a file that --logits wrote"),
     MM_OPTION(STR, "ids-from", &settings.ids_from, "IN.safetensors", "prompts: every tensor ids.NAME, I32 [tokens]"),
     {.help = "run"},
     MM_FLAG("force", &settings.force, "with --collect or --logits: replace a file of that name that minimax-eval did not make"),

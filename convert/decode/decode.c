@@ -318,15 +318,20 @@ static bool read_words(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t
 }
 
 /* Zero points of weights that are declared symmetric, which engines do not read. GPTQ's two formats store zero points that differ by one,
- * and look alike otherwise; those of symmetric weights reveal the format. */
+ * and look alike otherwise; those of symmetric weights reveal the format. Under --follow the file that says it may still come. */
 static bool check_zeros(const mm_decoder *d, const mm_matrix *x, uint8_t middle, size_t n, mm_err *err) {
-  const mm_hf_tensor *t = x->part[MM_ZERO].tensor;
-  for (size_t i = 0; x->symmetric && i < n; i++)
-    if (((const uint8_t *)d->zero.data)[i] != middle)
-      return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", mm_hf_at(d->reader.hf, t),
-                     "found zero point %u, expected %u of a symmetric quantization%s", ((const uint8_t *)d->zero.data)[i], middle,
-                     x->encoding->less ? " (is checkpoint_format right?)" : "");
-  return true;
+  const mm_hf *hf = d->reader.hf;
+  const mm_where at = mm_hf_at(hf, x->part[MM_ZERO].tensor);
+  const uint8_t *zero = d->zero.data;
+  size_t i = 0;
+  while (i < n && zero[i] == middle) i++;
+  if (!x->symmetric || i == n) return true;
+  if (hf->follow && hf->quantization.less_assumed && zero[i] == middle + 1)
+    return mm_fail(err, MM_UNSUPPORTED, "E_FOLLOW", at,
+                   "found zero points of GPTQ's second format, expected the first, as nothing said otherwise when the plan was made: "
+                   "convert the whole download without --follow");
+  return mm_fail(err, MM_BAD_INPUT, "E_Q_ZERO", at, "found zero point %u, expected %u of a symmetric quantization%s", zero[i], middle,
+                 x->encoding->less ? " (is checkpoint_format right?)" : "");
 }
 
 /* Zero points into d->zero, one byte each: [rows, groups]. */

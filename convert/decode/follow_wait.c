@@ -152,13 +152,15 @@ bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single
 }
 
 bool mm_follow_description(const mm_hf *hf, const mm_follow_options *o, bool *came, mm_err *err) {
+  const size_t first = hf->quantization.gptq; /* config.json describes it: quantize_config.json alone says more */
   mm_wait w = {.o = o, .dir = hf->dir, .since = mm_now()};
   *came = false;
   if (mm_hf_described(hf)) return true;
   for (;;) {
-    for (size_t i = 0; mm_hf_description(i); i++) *came = *came || is_settled(mm_path_of(hf->dir, mm_hf_description(i)).text, o->quiet_s);
+    for (size_t i = first; mm_hf_description(i); i++)
+      *came = *came || is_settled(mm_path_of(hf->dir, mm_hf_description(i)).text, o->quiet_s);
     mm_wait_look(&w);
     if (*came || mm_wait_quiet(&w)) return true;
-    if (!mm_wait_once(&w, mm_hf_description(0), "", err)) return false;
+    if (!mm_wait_once(&w, mm_hf_description(first), "", err)) return false;
   }
 }

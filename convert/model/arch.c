@@ -404,6 +404,7 @@ uint32_t mm_dim_extent(mm_dim d, const mm_model *m) {
     case MM_DIM_Q: return m->heads * m->head_dim;
     case MM_DIM_QKV: return 3 * m->heads * m->head_dim;
     case MM_DIM_KV: return m->kv_heads * m->head_dim;
+    case MM_DIM_HEADS: return m->heads;
     case MM_DIM_KV_HEADS: return m->kv_heads;
     case MM_DIM_INTER: return m->intermediate;
     case MM_DIM_EXPERTS: return m->experts;

@@ -172,13 +172,13 @@ bool mm_module_groups_rules(const mm_declaration *d, const mm_json *dynamic, con
   return true;
 }
 
-static bool matches(const target *t, const char *module, bool *hit, mm_err *err) {
+static bool matches(const target *t, const char *path, const char *module, bool *hit, mm_err *err) {
   *hit = !t->name && !t->pattern.code;
   if (t->name) *hit = strcmp(t->name, module) == 0;
   if (!t->pattern.code) return true;
   mm_err reason = {0};
   return mm_pattern_match(&t->pattern, module, hit, &reason) ||
-         (reason.status == MM_USAGE ? mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(NULL, NULL),
+         (reason.status == MM_USAGE ? mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
                                               "found an expression that takes too long, expected a simpler one: %s", reason.text)
                                     : mm_fail_as(err, &reason));
 }
@@ -198,7 +198,7 @@ bool mm_module_groups_find(const mm_module_groups *g, const mm_where *codes, mm_
     for (size_t j = 0; j < g->entry[i].count; j++) {
       const target *x = &g->entry[i].target[j];
       if (x->as < best || (g->ordered && x->as == best)) continue;
-      if (!matches(x, module, &hit, err)) return false;
+      if (!matches(x, g->path, module, &hit, err)) return false;
       if (!hit) continue;
       agree = x->as > best || (agree && same_group(out, &g->entry[i].group));
       best = x->as;

@@ -269,6 +269,7 @@ static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err 
   const char *word = NULL, *search = "mse", *method = "nearest", *kv = "keep";
   const mm_scheme *scheme;
   unsigned choice;
+  if (mm_json_type_of(j) != MM_JSON_OBJ) return MM_REFUSE(c, err, "found a list, expected an object");
   if (!mm_json_need_str(j, "default", &word, c, err) || !mm_json_only_keys(j, keys, c, err) || !scheme_word(word, &scheme, c, err) ||
       (mm_json_get(j, "search") && !mm_json_need_str(j, "search", &search, c, err)) ||
       (mm_json_get(j, "method") && !mm_json_need_str(j, "method", &method, c, err)) ||
@@ -277,10 +278,7 @@ static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err 
   if (!one_of(search_word, search, &choice)) return bad(c, "unknown search", search, SEARCHES, err);
   if (!one_of(method_word, method, &choice)) return bad(c, "unknown method", method, METHODS, err);
   if (!one_of(kv_word, kv, &choice)) return bad(c, "unknown use of KV scales", kv, KV_USES, err);
-  mm_text_printf(t, "%s", word); /* what is the default is left out: the line is that of the options that printed it */
-  if (strcmp(search, "mse") != 0) mm_text_printf(t, "; search=%s", search);
-  if (strcmp(method, "nearest") != 0) mm_text_printf(t, "; method=%s", method);
-  if (strcmp(kv, "keep") != 0) mm_text_printf(t, "; kv_scales=%s", kv);
+  mm_text_printf(t, "%s; search=%s; method=%s; kv_scales=%s", word, search, method, kv);
   const mm_json *rules = mm_json_get(j, "rules");
   if (rules && !mm_json_need(j, "rules", MM_JSON_ARR, c, err)) return false;
   for (size_t i = 0; i < mm_json_size(rules); i++)
@@ -288,14 +286,40 @@ static bool put_line(mm_text *t, const mm_json *j, const mm_json_ctx *c, mm_err 
   return true;
 }
 
+static const char *scheme_name(const mm_scheme *s) { return s ? s->name : "none"; }
+
+static char *keep(mm_arena *a, const mm_text *t, mm_err *err) {
+  return t->failed ? (mm_fail_memory(err, t->n), NULL) : mm_arena_strndup(a, t->p, t->n, err);
+}
+
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err) {
   const mm_json_ctx c = {path, MM_BAD_INPUT, "E_RECIPE"};
   mm_json *j = mm_json_load(path, MM_RECIPE_BYTES, err);
   mm_text t = {0};
   char *line = NULL;
-  if (j && put_line(&t, j, &c, err)) line = t.failed ? (mm_fail_memory(err, t.n), NULL) : mm_arena_strndup(a, t.p, t.n, err);
+  if (j && put_line(&t, j, &c, err)) line = keep(a, &t, err);
   free(t.p);
   mm_json_free(j);
+  return line;
+}
+
+char *mm_recipe_line(mm_arena *a, const char *text, mm_err *err) {
+  mm_recipe r;
+  mm_text t = {0};
+  char *line = NULL;
+  if (mm_recipe_parse(&r, text, err)) {
+    mm_text_put(&t, scheme_name(r.scheme));
+    if (r.search != MM_SEARCH_MSE) mm_text_printf(&t, "; search=%s", search_word[r.search]);
+    if (r.method != MM_METHOD_NEAREST) mm_text_printf(&t, "; method=%s", method_word[r.method]);
+    if (r.kv_scales != MM_KV_KEEP) mm_text_printf(&t, "; kv_scales=%s", kv_word[r.kv_scales]);
+    for (size_t i = 0; i < r.count; i++) mm_text_printf(&t, "; %s=%s", r.override[i].text, scheme_name(r.override[i].scheme));
+    if (r.importance) mm_text_printf(&t, "; importance=%s", r.importance);
+    if (r.act_scales) mm_text_printf(&t, "; act_scales=%s", r.act_scales);
+    if (r.nonfinite_zero) mm_text_put(&t, "; nonfinite=zero");
+    line = keep(a, &t, err);
+  }
+  free(t.p);
+  mm_recipe_close(&r);
   return line;
 }
 
@@ -324,8 +348,6 @@ bool mm_recipe_choose(mm_recipe *r, mm_kind kind, const char *const *names, cons
   if (kind == MM_KIND_KV_SCALE && r->kv_scales == MM_KV_F32) *scheme = mm_scheme_plain(MM_F32);
   return true;
 }
-
-static const char *scheme_name(const mm_scheme *s) { return s ? s->name : "none"; }
 
 /* `name` with the expert's id in place of its {e}, in `out`; NULL: it has none, or no room. */
 static const char *expert_name(char *out, size_t size, const char *name, uint32_t expert) {

@@ -50,6 +50,9 @@ MM_MUST_USE bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err);
 /* Reads {"default": SCHEME, "search": …, "method": …, "kv_scales": …, "rules": [{"match": PATTERN, "scheme": SCHEME}, …]} into the same
  * line (in *a). */
 char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
+/* The line (in *a) that all lines of one meaning have, as their plans' digests hold it: its fields in order, defaults left out, schemes by
+ * their names. */
+char *mm_recipe_line(mm_arena *a, const char *text, mm_err *err);
 /* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
 char *mm_recipe_text(const mm_recipe *r, mm_err *err);
 /* The recipe and the name of its target format in 64 bits, from which it can be said in what another one differs. */

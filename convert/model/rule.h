@@ -16,6 +16,7 @@ typedef enum mm_dim {
   MM_DIM_Q,        /* nh·d */
   MM_DIM_QKV,      /* 3·nh·d, interleaved per head (lightning) */
   MM_DIM_KV,       /* nkv·d */
+  MM_DIM_HEADS,    /* nh */
   MM_DIM_KV_HEADS, /* nkv */
   MM_DIM_INTER,    /* I of one expert */
   MM_DIM_EXPERTS,  /* E */

@@ -3,13 +3,23 @@
 
 #ifdef MM_MPI
 #include <mpi.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "formats/hash.h"
+
+static mm_digest arguments; /* all but the program's name */
+
 void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size) {
+  mm_sha256_state s;
   int r = 0, n = 1;
   MPI_Init(argc, argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &r);
   MPI_Comm_size(MPI_COMM_WORLD, &n);
+  mm_sha256_begin(&s);
+  for (int i = 1; i < *argc; i++) mm_sha256_add(&s, (*argv)[i], strlen((*argv)[i]) + 1);
+  arguments = mm_sha256_end(&s);
+  if (r > 0 && !freopen("/dev/null", "w", stdout)) MPI_Abort(MPI_COMM_WORLD, MM_IO);
   *rank = (uint32_t)r;
   *size = (uint32_t)n;
 }
@@ -29,14 +39,21 @@ bool mm_mpi_all(bool ok, mm_err *err) {
   return false;
 }
 
-void mm_mpi_end(void) { MPI_Finalize(); }
-
-void mm_mpi_abort(int status) {
-  int n = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &n);
-  if (n > 1) MPI_Abort(MPI_COMM_WORLD, status);
-  MPI_Finalize();
+bool mm_mpi_agreed(bool ok, mm_err *err) {
+  mm_digest first = arguments;
+  mm_err other = {0};
+  int own = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
+  const bool same = mm_digest_equal(&first, &arguments) ||
+                    mm_fail(&other, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                            "found other arguments in process %d of mpirun than in process 0, expected the same in all", own);
+  if (mm_mpi_all(same, &other)) return mm_mpi_all(ok, err);
+  *err = other;
+  return false;
 }
+
+void mm_mpi_end(void) { MPI_Finalize(); }
 
 #else
 
@@ -54,8 +71,8 @@ bool mm_mpi_all(bool ok, mm_err *err) {
   return ok;
 }
 
-void mm_mpi_end(void) {}
+bool mm_mpi_agreed(bool ok, mm_err *err) { return mm_mpi_all(ok, err); }
 
-void mm_mpi_abort(int status) { (void)status; }
+void mm_mpi_end(void) {}
 
 #endif

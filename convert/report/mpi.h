@@ -4,13 +4,13 @@
 
 #include "formats/system/base.h"
 
-/* To be called first in main. */
+/* To be called first in main. Of several processes the first alone keeps its standard output. */
 void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size);
 /* Waits for all processes; true when every one of them passed true. Otherwise *err is set in all of them, that of the first that failed in
  * those that did not. The first process has its words, for all that failed alike; the others have none (mm_err.text). */
 bool mm_mpi_all(bool ok, mm_err *err);
+/* The same, and MM_USAGE E_USAGE where a process was started with other arguments than the first: they would not meet again. */
+MM_MUST_USE bool mm_mpi_agreed(bool ok, mm_err *err);
 void mm_mpi_end(void);
-/* Ends all processes with `status`, for one that cannot meet the others; returns where there are no others. */
-void mm_mpi_abort(int status);
 
 #endif

@@ -134,5 +134,8 @@ void mm_report_absent(FILE *f, const mm_hf *hf, bool template) {
   if (!lies_there(hf, "tokenizer.json"))
     fputs("note: the source has no tokenizer.json: the output will take no text, only ids; put one into the source first\n", f);
   if (!template)
-    fputs("note: the source has no chat template (chat_template.jinja, or in tokenizer_config.json): chats will need --chat-format\n", f);
+    fputs(
+        "note: the source has no chat template (chat_template.jinja, chat_template.json or in tokenizer_config.json): minimax-serve will "
+        "need --chat-format for chats\n",
+        f);
 }

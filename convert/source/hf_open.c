@@ -368,7 +368,7 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   hf->config_path = join(hf, "config.json", err);
   if (!index || !single || !hf->config_path) return false;
   if (!read_config(hf, err)) return false;
-  if (mm_packed_is(hf->dir)) return (!o->for_plan || check_model(hf, err)) && open_packed(hf, o, err);
+  if (mm_packed_is(hf->dir)) return open_packed(hf, o, err) && (!o->for_plan || check_model(hf, err)); /* which is proven by then */
   bool indexed = exists(index);
   if (!indexed && !o->names_only && !exists(single)) return no_weights(hf, index, err);
   if (indexed) {

@@ -5,20 +5,20 @@
 
 #define ATTN "model.layers.{l}.self_attn."
 
-/* One number for the layer, or one for each KV head. */
+/* One number for the layer, or one for each head. */
 #define ONE(theirs, ours) \
   { ATTN theirs, ATTN "attn." ours, MM_DIM_NONE, MM_DIM_NONE, MM_WHOLE, MM_KIND_KV_SCALE, MM_FULL_LAYER }
-#define HEADS(theirs, ours) \
-  { ATTN theirs, ATTN "attn." ours, MM_DIM_KV_HEADS, MM_DIM_NONE, MM_KV_ROWS, MM_KIND_KV_SCALE, MM_FULL_LAYER }
+#define HEADS(theirs, ours, heads, divide) \
+  { ATTN theirs, ATTN "attn." ours, heads, MM_DIM_NONE, divide, MM_KIND_KV_SCALE, MM_FULL_LAYER }
 #define BOTH(theirs, ours) \
-  { ONE(theirs, ours), HEADS(theirs, ours) }
+  { ONE(theirs, ours), HEADS(theirs, ours, MM_DIM_KV_HEADS, MM_KV_ROWS) }
 
 static const mm_rule own[][2] = {
     BOTH("k_scale", "k_scale"),
     BOTH("v_scale", "v_scale"),
     BOTH("k_zero_point", "k_zero_point"),
     BOTH("v_zero_point", "v_zero_point"),
-    {ONE("q_scale", "q_scale"), ONE("q_scale", "q_scale")},
+    {ONE("q_scale", "q_scale"), HEADS("q_scale", "q_scale", MM_DIM_HEADS, MM_ROWS)},
 };
 static const mm_rule shared[][2] = {BOTH("kv_scale", "k_scale"), BOTH("kv_scale", "v_scale")};
 _Static_assert(sizeof own / sizeof *own == MM_KV_RULES, "k and v of `shared` take the places of two");

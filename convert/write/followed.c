@@ -23,8 +23,7 @@ bool mm_followed_discardable(const mm_writer *w, mm_err *err) {
 }
 
 bool mm_followed_begin(mm_writer *w, mm_err *err) {
-  const mm_path found = record_name(w);
-  const char *name = mm_arena_strndup(&w->arena, found.text, strlen(found.text), err);
+  const char *name = mm_arena_printf(&w->arena, err, "%s", record_name(w).text);
   if (!name || !mm_runs_check(w, err)) return false; /* a run that is refused makes no record */
   if (w->o.leftover == MM_LEFTOVER_REFUSE && faccessat(w->parent, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
     return mm_fail(err, MM_USAGE, "E_LEFTOVER", mm_at(w->staging, NULL),
@@ -135,9 +134,6 @@ bool mm_followed_finish(mm_writer *w, mm_err *err) {
 
 /* ---- a target that is there ---- */
 
-/* What the manifest says of its options is what this plan has. */
-static bool same_options(const mm_pack *a, const mm_pack *b) { return mm_pack_same_cut(a, b) && strcmp(a->quant, b->quant) == 0; }
-
 bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
   mm_pack made = {0};
   mm_plan full = {0};
@@ -149,8 +145,9 @@ bool mm_followed_published(mm_writer *w, mm_digest *mine, mm_err *err) {
     ok = plan_again(w, &full, err);
     *mine = w->plan->pack.plan;
     w->plan->pack.plan = before; /* the journal's, until all headers are there */
-    const bool other = ok && !mm_digest_equal(&made.plan, mine);
-    if (other && !w->o.force && same_options(&made, &w->plan->pack)) ok = mm_follow_comparable(hf, err); /* types were guessed */
+    const bool other = ok && !mm_digest_equal(&made.plan, mine), same_cut = mm_pack_same_cut(&made, &w->plan->pack);
+    if (other && !w->o.force && same_cut && strcmp(made.quant, w->plan->pack.quant) == 0)
+      ok = mm_follow_comparable(hf, err); /* types were guessed */
     if (other) mm_follow_forget(hf);
   }
   mm_plan_close(&full);

@@ -206,10 +206,8 @@ static bool is_own_part(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
   unsigned rank = 0, number = 0;
-  if (!p->layout->part(name, &rank, &number) || rank >= mm_pack_ranks(&p->pack) || number >= p->pack.rank[rank].part_count) return false;
-  const char *file = p->pack.rank[rank].part[number].file;
-  const size_t n = strlen(file);
-  if (strncmp(name, file, n) != 0 || (name[n] != 0 && strcmp(name + n, ".zst") != 0)) return false;
+  const char *end = mm_writer_part_end(w, name, &rank, &number);
+  if (!end || (*end && strcmp(end, ".zst") != 0)) return false;
   uint32_t part = 0;
   while (p->part[part].stage != rank / p->pack.tp || p->part[part].number != number) part++;
   return part % w->o.shards == w->o.shard;

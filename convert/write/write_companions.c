@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/plan/card.h"
@@ -11,14 +12,22 @@
 #include "convert/write/writer.h"
 #include "formats/system/file.h"
 
-/* Adds the file's bytes to *bytes; those of the tokenizer twice, for the image that is made of it. */
-static bool can_copy(const mm_hf *hf, const char *name, uint64_t *bytes, mm_err *err) {
+/* Bytes on the disk that a file of the interrupted run has, which is written anew in its place. */
+static uint64_t staged(const mm_writer *w, const char *name) {
+  struct stat s;
+  const bool kept = name && w->o.leftover == MM_LEFTOVER_RESUME;
+  return kept && lstat(mm_path_of(w->staging, name).text, &s) == 0 ? (uint64_t)s.st_blocks * 512 : 0;
+}
+
+/* Adds the bytes that the copy takes; a tokenizer's twice, for the image that is made of it. */
+static bool can_copy(mm_writer *w, const char *name, mm_err *err) {
   mm_file f = MM_FILE_NONE;
-  const mm_path path = mm_path_of(hf->dir, name);
-  if (!mm_hf_inside(hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
-  const uint64_t size = f.size;
+  const mm_path path = mm_path_of(w->plan->hf->dir, name);
+  if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
+  const bool image = strcmp(name, "tokenizer.json") == 0;
+  const uint64_t size = f.size, whole = image ? 2 * size : size, have = staged(w, name) + (image ? staged(w, w->o.baked) : 0);
   mm_file_close(&f);
-  *bytes += strcmp(name, "tokenizer.json") == 0 ? 2 * size : size;
+  w->companion_bytes += whole > have ? whole - have : 0;
   return size <= MM_COMPANION_MAX ||
          mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(path.text, NULL), "found %llu bytes, expected at most %llu", (unsigned long long)size,
                  (unsigned long long)MM_COMPANION_MAX);
@@ -33,9 +42,9 @@ bool mm_companions_check(mm_writer *w, mm_err *err) {
   bool ok = true;
   for (size_t i = 0; ok && i < MM_COMPANION_NAMES; i++) /* a link to nothing is not absent */
     if (faccessat(AT_FDCWD, mm_path_of(hf->dir, mm_companion_name[i]).text, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-      ok = can_copy(hf, mm_companion_name[i], &w->companion_bytes, err);
+      ok = can_copy(w, mm_companion_name[i], err);
   ok = ok && mm_companions_code(hf, &names, code, &count, err);
-  for (size_t i = 0; ok && i < count; i++) ok = can_copy(hf, code[i], &w->companion_bytes, err);
+  for (size_t i = 0; ok && i < count; i++) ok = can_copy(w, code[i], err);
   mm_arena_close(&names);
   return ok;
 }

@@ -103,12 +103,15 @@ static bool check_target(mm_writer *w, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more in it, expected a converted checkpoint alone: %s", extra.text);
 }
 
-/* Bytes of the files of the largest part. */
-static uint64_t largest_part(const mm_plan *p) {
+/* Bytes of the files of the largest part that no archive of an interrupted run has. */
+static uint64_t largest_part(const mm_writer *w) {
+  const mm_plan *p = w->plan;
   uint64_t most = 0;
   for (uint32_t i = 0; i < p->part_count; i++) {
     uint64_t n = 0;
-    for (uint32_t r = 0; r < p->pack.tp; r++) n += mm_plan_wants(p, i, r) ? p->part[i].file[r].size : 0;
+    for (uint32_t r = 0; r < p->pack.tp; r++)
+      if (mm_plan_wants(p, i, r) && faccessat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(p, i, r)->file), F_OK, 0) != 0)
+        n += p->part[i].file[r].size;
     most = mm_max(most, n);
   }
   return most;
@@ -118,7 +121,7 @@ static uint64_t largest_part(const mm_plan *p) {
  * be freed meanwhile: only one part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
   const bool alone = w->o.level > 0 || mm_follow_frees(w->plan->hf);
-  uint64_t have = 0, whole = alone ? largest_part(w->plan) : w->plan->output_bytes + w->plan->draft.bytes;
+  uint64_t have = 0, whole = alone ? largest_part(w) : w->plan->output_bytes + w->plan->draft.bytes;
   if (!mm_runs_staged(w, &have, err)) return false;
   return mm_staging_capacity(&w->stage, (whole > have ? whole - have : 0) + w->companion_bytes, err);
 }
@@ -167,8 +170,8 @@ bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *e
   return ok;
 }
 
-/* Snapshot, sync the data, then the record: nothing is journaled before it is durable. */
-static bool commit(mm_writer *w, mm_err *err) {
+/* Snapshot, sync the data unless it is, then the record: nothing is journaled before it is durable. */
+static bool commit(mm_writer *w, bool synced, mm_err *err) {
   mm_done *done = NULL;
   size_t done_count = 0;
   pthread_mutex_lock(&w->lock);
@@ -179,13 +182,13 @@ static bool commit(mm_writer *w, mm_err *err) {
   w->pending_bytes = 0;
   pthread_mutex_unlock(&w->lock);
   mm_blocks_take_done(&w->blocks, &done, &done_count);
-  bool ok = mm_blocks_sync(&w->blocks, err) && mm_journal_append(&w->journal, w->plan, steps, count, done, done_count, err);
+  bool ok = (synced || mm_blocks_sync(&w->blocks, err)) && mm_journal_append(&w->journal, w->plan, steps, count, done, done_count, err);
   free(done);
   drop_pending(steps, count);
   return ok;
 }
 
-bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, err); }
+bool mm_writer_commit(mm_writer *w, mm_err *err) { return w->blocks.plan == NULL || w->pending_count == 0 || commit(w, false, err); }
 
 bool mm_writer_dead_rows(mm_writer *w, const uint32_t *row, size_t count, mm_err *err) {
   pthread_mutex_lock(&w->lock);
@@ -209,7 +212,7 @@ bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, 
   w->committing = w->committing || expected;
   pthread_mutex_unlock(&w->lock);
   if (!expected) return ok;
-  ok = commit(w, err);
+  ok = commit(w, false, err);
   pthread_mutex_lock(&w->lock);
   w->committing = false;
   pthread_mutex_unlock(&w->lock);
@@ -217,17 +220,8 @@ bool mm_writer_step_done(mm_writer *w, mm_step_entry *e, uint64_t source_bytes, 
 }
 
 bool mm_writer_end_part(mm_writer *w, mm_err *err) {
-  mm_done *done = NULL;
-  size_t done_count = 0;
-  if (!mm_blocks_end(&w->blocks, w->o.threads, err)) return false;
-  mm_blocks_take_done(&w->blocks, &done, &done_count);
-  bool ok = mm_journal_append(&w->journal, w->plan, w->pending, w->pending_count, done, done_count, err);
-  free(done);
-  drop_pending(w->pending, w->pending_count);
-  w->pending = NULL;
-  w->pending_count = w->pending_cap = 0;
-  w->pending_bytes = 0;
-  return ok && (w->o.level == 0 || mm_writer_archive_part(w, w->blocks.part, err));
+  return mm_blocks_end(&w->blocks, w->o.threads, err) && commit(w, true, err) &&
+         (w->o.level == 0 || mm_writer_archive_part(w, w->blocks.part, err));
 }
 
 bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err) {
@@ -257,23 +251,22 @@ static bool write_manifest(mm_writer *w, mm_digest *digest, mm_err *err) {
   return ok && mm_fsync(w->dir, w->staging, true, err);
 }
 
-/* A file of weights of this plan. */
-static bool is_part(const mm_writer *w, const char *name) {
+const char *mm_writer_part_end(const mm_writer *w, const char *name, unsigned *rank, unsigned *number) {
   const mm_pack *p = &w->plan->pack;
-  unsigned rank = 0, part = 0;
-  const char *end = w->o.level > 0 ? ".zst" : "";
-  if (!w->plan->layout->part(name, &rank, &part) || rank >= mm_pack_ranks(p) || part >= p->rank[rank].part_count) return false;
-  const char *file = p->rank[rank].part[part].file;
-  size_t n = strlen(file);
-  return strncmp(name, file, n) == 0 && strcmp(name + n, end) == 0;
+  if (!w->plan->layout->part(name, rank, number) || *rank >= mm_pack_ranks(p) || *number >= p->rank[*rank].part_count) return NULL;
+  const char *file = p->rank[*rank].part[*number].file;
+  return strncmp(name, file, strlen(file)) == 0 ? name + strlen(file) : NULL;
 }
 
 /* True for the files of the directory when it gets its name: w->plan->pack has its companions by now. */
 static bool is_expected(const void *ctx, const char *name) {
   const mm_writer *w = ctx;
   const mm_plan *p = w->plan;
-  bool expected = is_part(w, name) || strcmp(name, p->layout->last) == 0 || (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) ||
-                  (p->layout->digests && strcmp(name, p->layout->digests) == 0) || mm_pack_find_file(&p->pack, name);
+  unsigned rank = 0, number = 0;
+  const char *end = mm_writer_part_end(w, name, &rank, &number);
+  bool expected = (end && strcmp(end, w->o.level > 0 ? ".zst" : "") == 0) || strcmp(name, p->layout->last) == 0 ||
+                  (w->o.level > 0 && strcmp(name, MM_ARCHIVE) == 0) || (p->layout->digests && strcmp(name, p->layout->digests) == 0) ||
+                  mm_pack_find_file(&p->pack, name);
   for (size_t i = 0; !expected && i < MM_PLAN_TEXTS && p->text[i].name; i++) expected = strcmp(name, p->text[i].name) == 0;
   return expected;
 }

@@ -104,6 +104,8 @@ MM_MUST_USE bool mm_writer_remove_plain(mm_writer *w, uint32_t part, mm_err *err
 mm_archive_part *mm_writer_archived(const mm_writer *w, uint32_t part, uint32_t rank);
 /* A file of the staging directory, written anew: a resumed run may find its own there. */
 MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *text, size_t n, mm_err *err);
+/* The end of a name behind that of a weight file of this plan, "" or an archive's ending; NULL for other names. */
+const char *mm_writer_part_end(const mm_writer *w, const char *name, unsigned *rank, unsigned *number);
 
 /* --- runs.c: the journals and files of all runs that make this output --- */
 /* A name that a conversion writes, whatever its options; ctx: the writer. */

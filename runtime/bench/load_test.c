@@ -84,7 +84,7 @@ static bool put_question(mm_text *t, const load_args *a, const mm_json *set, siz
 static bool open_set(const load_args *a, mm_json **set, size_t **order, mm_err *err) {
   *set = NULL;
   if (!a->dataset) return true;
-  *set = mm_json_load(a->dataset, SET_MAX, err);
+  *set = mm_json_load_list(a->dataset, SET_MAX, err);
   if (!*set) return false;
   const size_t n = mm_json_type_of(*set) == MM_JSON_ARR ? mm_json_size(*set) : 0;
   if (!n)

@@ -119,7 +119,7 @@ static char *companion(const place *p, const char *name, size_t *n, mm_err *err)
 static char *template_in(const place *p, const char *name, size_t *n, mm_err *err) {
   char *text = companion(p, name, n, err), *out = NULL;
   mm_err reason = {0};
-  mm_json *root = text ? mm_json_parse(text, *n, name, &reason) : NULL;
+  mm_json *root = text ? mm_json_parse(text, *n, mm_path_of(p->dir, name).text, &reason) : NULL;
   if (text && !root && !mm_companion_fail(p->pack, name, &reason, err)) return free(text), NULL;
   const mm_json *v = mm_json_get(root, "chat_template");
   if (mm_json_type_of(v) == MM_JSON_ARR) {
@@ -140,11 +140,14 @@ static char *template_in(const place *p, const char *name, size_t *n, mm_err *er
   return out;
 }
 
+/* An empty one is none. */
 static char *own_template(const place *p, const char **file, size_t *n, mm_err *err) {
   char *text = companion(p, *file = "chat_template.jinja", n, err);
   if (!text && err->status == MM_OK) text = template_in(p, *file = "chat_template.json", n, err);
   if (!text && err->status == MM_OK) text = template_in(p, *file = "tokenizer_config.json", n, err);
-  return text;
+  if (!text || *n) return text;
+  free(text);
+  return NULL;
 }
 
 const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, mm_err *err) {
@@ -166,7 +169,7 @@ const mm_chat_format *mm_chat_format_of(const mm_pack *pack, const char *name, m
             "the checkpoint has no chat template, expected one or a format by name: " MM_CHAT_FORMATS);
   } else if (!(f = mm_chat_format_of_template(text, n))) {
     const mm_digest d = mm_sha256(text, n);
-    mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(file, NULL),
+    mm_fail(err, MM_UNSUPPORTED, "E_CHAT_FORMAT", mm_at(mm_path_of(pack->dir, file).text, NULL),
             "found a chat template of digest %s, which is not known, expected a known one or a format by name: " MM_CHAT_FORMATS,
             mm_digest_hex(&d).text);
   }
@@ -179,7 +182,7 @@ bool mm_chat_format_given(const char *dir) {
   const char *file;
   size_t n = 0;
   char *text = own_template(&at, &file, &n, MM_IGNORED);
-  const bool given = text && n;
+  const bool given = text;
   free(text);
   return given;
 }
@@ -188,7 +191,7 @@ bool mm_chat_format_known(const char *dir, const char **file, mm_err *err) {
   const place at = {dir, NULL};
   size_t n = 0;
   char *text = own_template(&at, file, &n, err);
-  const bool known_one = !text || !n || mm_chat_format_of_template(text, n);
+  const bool known_one = !text || mm_chat_format_of_template(text, n);
   free(text);
   return known_one;
 }

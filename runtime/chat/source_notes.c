@@ -19,18 +19,22 @@ static void note_tokenizer(FILE *f, const mm_err *reason) {
   fprintf(f, "note: the output will take no text, only ids: %s: %s\n", reason->code, text ? text : reason->text);
 }
 
-static void note_refused(FILE *f, const mm_err *reason) {
-  if (is_unread(reason)) fprintf(f, "note: minimax-run and minimax-serve will refuse the output: %s\n", reason->text);
+/* `who`: the programs that read it, with the options that make them leave it. */
+static void note_refused(FILE *f, const char *who, const mm_err *reason) {
+  if (is_unread(reason)) fprintf(f, "note: %s will refuse the output: %s\n", who, reason->text);
 }
 
 /* Settings and the template, whose formats are known by their digests. */
 static void note_settings(FILE *f, const char *dir, uint32_t vocab) {
   mm_err settings = {0}, template = {0};
   const char *file;
-  if (!mm_ends_check(dir, vocab, &settings)) note_refused(f, &settings);
+  if (!mm_ends_check(dir, vocab, &settings))
+    note_refused(f, "minimax-run (without --ignore-eos) and minimax-serve", &settings);
+  else if (!mm_ends_check_defaults(dir, &settings))
+    note_refused(f, "minimax-run --chat and minimax-serve (without --ignore-generation-config)", &settings);
   if (!mm_chat_format_known(dir, &file, &template))
     fprintf(f, "note: the template of %s is none that is known: chats will need --chat-format\n", file);
-  note_refused(f, &template);
+  note_refused(f, "minimax-run --chat and minimax-serve (without --chat-format)", &template);
 }
 
 void mm_source_notes(FILE *f, const char *dir, uint32_t vocab) {

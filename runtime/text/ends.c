@@ -37,12 +37,9 @@ bool mm_companion_fail(const mm_pack *pack, const char *name, mm_err *reason, mm
   return mm_fail_damaged(err, reason);
 }
 
-static mm_json *load_object(const place *at, const char *name, const char *path, mm_err *err) {
-  mm_err reason = {0};
-  if (!mm_file_listed(path, err)) return NULL;
-  mm_json *root = mm_json_load(path, COMPANION_MAX, &reason);
-  if (!root && !mm_companion_fail(at->pack, name, &reason, err)) return NULL;
-  if (mm_json_type_of(root) == MM_JSON_OBJ) return root;
+static mm_json *load_object(const char *path, mm_err *err) {
+  mm_json *root = mm_file_listed(path, err) ? mm_json_load(path, COMPANION_MAX, err) : NULL;
+  if (!root || mm_json_type_of(root) == MM_JSON_OBJ) return root;
   mm_json_free(root);
   mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(path, NULL), "found a list, expected an object");
   return NULL;
@@ -52,7 +49,8 @@ static mm_json *load_object(const place *at, const char *name, const char *path,
 static bool ends_from_file(const place *at, const char *name, bool *is_end, bool *found, mm_err *err) {
   const uint32_t vocab = at->vocab;
   const mm_path path = mm_path_of(at->dir, name);
-  mm_json *root = load_object(at, name, path.text, err);
+  mm_err reason = {0};
+  mm_json *root = load_object(path.text, &reason);
   const mm_json *eos = mm_json_get(root, "eos_token_id");
   bool ok = root, list = mm_json_type_of(eos) == MM_JSON_ARR;
   size_t count = list ? mm_json_size(eos) : mm_json_type_of(eos) != MM_JSON_NULL;
@@ -62,11 +60,11 @@ static bool ends_from_file(const place *at, const char *name, bool *is_end, bool
     if (ok) *found = true;
     if (ok && is_end) is_end[mm_json_int(id)] = true;
     if (!ok)
-      mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u", MM_SHOWN_JSON(id),
-              vocab);
+      mm_fail(&reason, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(path.text, NULL), "eos_token_id: found %s, expected ids below %u",
+              MM_SHOWN_JSON(id), vocab);
   }
   mm_json_free(root);
-  return ok;
+  return ok || mm_companion_fail(at->pack, name, &reason, err);
 }
 
 static const char *const files[] = {SETTINGS, "config.json"};
@@ -126,10 +124,11 @@ static bool read_defaults(const mm_json *root, const char *path, mm_sampling *ou
 
 static bool defaults_from_file(const place *at, mm_sampling *out, mm_err *err) {
   const mm_path path = mm_path_of(at->dir, SETTINGS);
-  mm_json *root = load_object(at, SETTINGS, path.text, err);
-  const bool ok = root && read_defaults(root, path.text, out, err);
+  mm_err reason = {0};
+  mm_json *root = load_object(path.text, &reason);
+  const bool ok = root && read_defaults(root, path.text, out, &reason);
   mm_json_free(root);
-  return ok;
+  return ok || mm_companion_fail(at->pack, SETTINGS, &reason, err);
 }
 
 bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
@@ -139,7 +138,12 @@ bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err) {
 
 bool mm_ends_check(const char *dir, uint32_t vocab, mm_err *err) {
   const place at = {dir, NULL, vocab};
-  mm_sampling set = {.temperature = 1, .top_p = 1, .repetition = 1};
   bool found = false;
-  return ends_from_files(&at, NULL, &found, err) && (!lies_there(&at, SETTINGS) || defaults_from_file(&at, &set, err));
+  return ends_from_files(&at, NULL, &found, err);
+}
+
+bool mm_ends_check_defaults(const char *dir, mm_err *err) {
+  const place at = {dir, NULL, 0};
+  mm_sampling set = {.temperature = 1, .top_p = 1, .repetition = 1};
+  return !lies_there(&at, SETTINGS) || defaults_from_file(&at, &set, err);
 }

@@ -13,9 +13,10 @@ void mm_ends_never(const mm_tokenizer *t, uint32_t vocab, bool *never);
 /* temperature, top_p, top_k, min_p and repetition_penalty of generation_config.json; what it lacks stays as it is. MM_BAD_INPUT E_CFG_TYPE,
  * E_CFG_RANGE. */
 MM_MUST_USE bool mm_ends_defaults(const mm_pack *pack, mm_sampling *out, mm_err *err);
-/* Fails as a companion's reader did, for text that is no JSON: it is damage unless the conversion copied it so. pack NULL: of a source. */
+/* Fails as a companion's reader did: a fault of the text is damage unless the conversion copied it so. pack NULL: of a source. */
 bool mm_companion_fail(const mm_pack *pack, const char *name, mm_err *reason, mm_err *err);
-/* Reads what both functions read, of a source's folder: false where a run of the checkpoint that it gives would be refused. */
+/* Read what mm_ends_find and mm_ends_defaults read, of a source's folder: false where the checkpoint that it gives would be refused. */
 MM_MUST_USE bool mm_ends_check(const char *dir, uint32_t vocab, mm_err *err);
+MM_MUST_USE bool mm_ends_check_defaults(const char *dir, mm_err *err);
 
 #endif

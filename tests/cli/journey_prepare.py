@@ -160,13 +160,16 @@ def sources():
     assert "chat template" not in convert(part, "--dry-run").stderr
     assert "note:" not in convert(part, "--dry-run", "-q").stderr
     # So does one whose tokenizer or settings the runtime does not read: the note comes before the weights are read, and once.
-    refuse = "note: minimax-run and minimax-serve will refuse the output: "
+    refuse = "note: %s will refuse the output: "
     settings = f"{refuse}%s: {part}/generation_config.json: "
+    ends, defaults, chats = ("minimax-run (without --ignore-eos) and minimax-serve", "minimax-run --chat and minimax-serve (without --ignore-generation-config)",
+                             "minimax-run --chat and minimax-serve (without --chat-format)")
     for name, text, said in (("tokenizer.json", "{", "note: the output will take no text, only ids: E_JSON: tokenizer.json: offset 1"),
-                             ("generation_config.json", '{"temperature": 1,', settings % "E_JSON"),
-                             ("generation_config.json", '{"eos_token_id": "x"}', settings % "E_CFG_RANGE" + "eos_token_id"),
-                             ("generation_config.json", '{"top_p": 2}', settings % "E_CFG_RANGE" + "top-p: found 2"),
-                             ("tokenizer_config.json", '{"chat_template": ', refuse + "E_JSON: tokenizer_config.json: offset"),
+                             ("generation_config.json", '{"temperature": 1,', settings % (ends, "E_JSON")),
+                             ("generation_config.json", '{"eos_token_id": "x"}', settings % (ends, "E_CFG_RANGE") + "eos_token_id"),
+                             ("generation_config.json", '{"top_k": 2.0}', settings % (defaults, "E_CFG_TYPE")),
+                             ("generation_config.json", '{"top_p": 2}', settings % (defaults, "E_CFG_RANGE") + "top-p: found 2"),
+                             ("tokenizer_config.json", '{"chat_template": ', refuse % chats + f"E_JSON: {part}/tokenizer_config.json: offset"),
                              ("generation_config.json", '{"eos_token_id": [1, 2], "temperature": 0.5}', None)):
         open(f"{part}/{name}", "w").write(text)
         for more in (["--dry-run"], ["-o", f"{TMP}/odd", "--force"]):
@@ -202,6 +205,12 @@ def sources():
         for word in (source, cache):
             refused(3, ["E_KIND", "minimax-convert SRC -o DIR"], program, word, *more)
 
+    for text in ("", "5", '"x"', "{}"):
+        open(f"{TMP}/odd.json", "w").write(text)
+        refused(3, ["E_IDS", "expected a list of ids"] if text == "{}" else ["E_JSON", "expected an array"], "minimax-eval", f"{TMP}/packed", "--ids", f"{TMP}/odd.json")
+    refused(3, ["E_IDX", "by the types of the released model; without --names-only"], "minimax-convert", "tests/data/tiny-m1", "--dry-run", "--names-only")  # routers in BF16
+    refused(2, "--source goes with --level source alone", "minimax-verify", f"{TMP}/packed", "--source", source, "--level", "header")
+    refused(2, "--level source goes with --source SRC", "minimax-verify", f"{TMP}/packed", "--level", "source")
     refused(2, "--window and --limit: only with", "minimax-eval", f"{TMP}/packed", "--ids-from", "x", "--logits", f"{TMP}/y", "--limit", 3)
 
     shutil.copytree(source, f"{TMP}/light")

@@ -148,13 +148,19 @@ for bad in (-1, 2048, 1.5, "7", True, [stop, 2048]):
     other = os.path.join(TMP, "generation")
     with open(f"{other}/generation_config.json", "w") as f:
         json.dump({"eos_token_id": bad}, f)
-    refused(3, "expected ids below 2048", other, "-p", "And")
+    refused(6, "expected ids below 2048", other, "-p", "And")
+for text in ("[]", '{"top_k": 2.0}', '{"temperature": "x"}'):
+    with open(f"{other}/generation_config.json", "w") as f:
+        f.write(text)
+    refused(6, f"E_CFG_TYPE: {other}/generation_config.json: ", other, "-p", "And", "--chat")
+sampled = convert(changed_source(model, "sampled-source", {"generation_config.json": {"top_k": 2.0}}), "sampled")
+refused(3, f"E_CFG_TYPE: {sampled}/generation_config.json: ", sampled, "-p", "And", "--chat")
 # Text that is no JSON is damage, as in the other programs, unless the source had it, of which its conversion warns.
 source = changed_source(model, "broken-source", {"generation_config.json": {}})
 with open(f"{source}/generation_config.json", "w") as f:
     f.write('{"eos_token_id": ')
 said = subprocess.run([f"{BIN}/minimax-convert", source, "-o", f"{TMP}/broken"], capture_output=True, text=True, check=True).stderr
-assert f"note: minimax-run and minimax-serve will refuse the output: E_JSON: {source}/generation_config.json: offset 17: " in said, said
+assert f"note: minimax-run (without --ignore-eos) and minimax-serve will refuse the output: E_JSON: {source}/generation_config.json: offset 17: " in said, said
 refused(3, f"{TMP}/broken/generation_config.json: ", f"{TMP}/broken", "-p", "And")
 for text in ('{"eos_token_id": ', '{"a": 1, "a": 2}', "\0" * 30, '{"top_k": 111111111111111111111111}'):
     with open(f"{other}/generation_config.json", "w") as f:
@@ -165,7 +171,7 @@ templated = changed_source(model, "templated-source", {"chat_template.json": {"c
 subprocess.run([f"{BIN}/minimax-convert", templated, "-o", f"{TMP}/templated", "-q"], check=True)
 with open(f"{TMP}/templated/chat_template.json", "w") as f:
     f.write('{"chat_template": ')
-refused(6, "E_JSON: chat_template.json: offset 18", f"{TMP}/templated", "--chat", "-p", "And", "-n", "1", "-q")
+refused(6, f"E_JSON: {TMP}/templated/chat_template.json: offset 18", f"{TMP}/templated", "--chat", "-p", "And", "-n", "1", "-q")
 # Settings out of range are the file's fault, which is named.
 chat = ("--chat", "--chat-format", "minimax-m2", "-p", "And", "-n", "2", "-q")
 for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found -1"), ({"top_p": 0}, "E_CFG_RANGE", "top-p: found 0"), ({"top_p": 1.0000001}, "E_CFG_RANGE", "top-p: found 1.0000001, expected"), ({"min_p": 2}, "E_CFG_RANGE", "min-p: found 2"),
@@ -173,8 +179,8 @@ for text, code, why in (({"temperature": -1}, "E_CFG_RANGE", "temperature: found
                         ([], "E_CFG_TYPE", "found a list")):
     with open(f"{other}/generation_config.json", "w") as f:
         json.dump(text, f)
-    refused(3, f"{code}: {other}/generation_config.json: ", other, *chat)
-    refused(3, why, other, *chat)
+    refused(6, f"{code}: {other}/generation_config.json: ", other, *chat)
+    refused(6, why, other, *chat)
 with open(f"{other}/generation_config.json", "w") as f:
     json.dump({"top_k": -1, "temperature": 0}, f)
 run(other, *chat)

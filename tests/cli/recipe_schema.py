@@ -131,6 +131,28 @@ def same_conversion():
     assert some.returncode == 2 and "E_RECIPE" in some.stderr and "expert 0 int8 and expert 3 bf16" in some.stderr, some
 
 
+def same_plan():
+    """A recipe has one plan however it is written: with its defaults or without, in another order, by synonyms, in a file. --resume takes each
+    for the others."""
+    int4 = next(word for word, name in MEANING.items() if name == "w4a16" and word != name)
+    forms = [(["--quant", "nvfp4", "--search", "mse", "--method", "nearest", "--kv-scales", "keep", "--ignore", "*.layers.0.*proj*"],
+              ["--quant", "NVFP4; *.layers.0.*proj* = None"], ["--quant", "nvfp4", "--override", "*.layers.0.*proj*=none"]),
+             (["--quant", "int8", "--override", "*experts*w2*=nvfp4", "--search", "absmax", "--head", "block_fp8"],
+              ["--quant", "int8; *experts*w2*=nvfp4; search=four_six; search=absmax; lm_head.weight=block_fp8"]),
+             (["--quant", "none", "--kv-scales", "drop", "--allow-nonfinite"], ["--allow-nonfinite", "--quant", "none; kv_scales=drop"]),
+             (["--quant", "experts_int4"], ["--quant", "none", "--override", f"*.experts.*={int4}", "--search", "mse"])]
+    for number, (first, *others) in enumerate(forms):
+        printed = subprocess.run([f"{BIN}/minimax-convert", *first, "--print-recipe"], capture_output=True, check=True).stdout
+        with open(f"{TMP}/plan.json", "wb") as f:
+            f.write(printed)
+        from_file = ["--recipe", f"{TMP}/plan.json", *(["--allow-nonfinite"] if "--allow-nonfinite" in first else [])]
+        convert = [f"{BIN}/minimax-convert", "tests/data/tiny-m2", "-o", f"{TMP}/plan{number}", "-q"]
+        subprocess.run([*convert, *first], check=True)
+        for words in (*others, from_file, [*from_file, "--kv-scales", json.loads(printed)["kv_scales"]]):
+            done = subprocess.run([*convert, "--resume", *words], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, (words, done)
+
+
 def main():
     listed = [s["enum"] for s in SCHEMA["$defs"]["scheme"]["anyOf"]]
     assert listed == [[s["name"] for s in TABLE["schemes"]], [w for s in TABLE["schemes"] for w in s["synonyms"]]], listed
@@ -153,8 +175,13 @@ def main():
     with open(path, "w", encoding="utf-8") as f:
         json.dump({"default": "NVFP4", "rules": [{"match": "*", "scheme": "None"}]}, f)
     assert take(path)["default"] == "nvfp4" and take(path)["rules"][0]["scheme"] == "none"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write('["int8"]')
+    listed = subprocess.run([f"{BIN}/minimax-convert", "--recipe", path, "--print-recipe"], capture_output=True, text=True, check=False)
+    assert listed.returncode == 3 and f"E_RECIPE: {path}: found a list, expected an object" in listed.stderr, listed
     options()
     same_conversion()
+    same_plan()
     print(f"{counts[True]} random recipes that the schema allows were taken and printed as they were meant, {counts[False]} others refused")
 
 

@@ -57,6 +57,28 @@ fails 2 "--part under mpirun" --part 0/2
 fails 2 "--quant with --recipe" --recipe none.json
 fails 8 E_MEMORY --mem-limit 1M
 fails 5 E_IO --events "$out/absent/events"
+fails 2 "--tp: found \"0\"" --tp 0
+fails 2 "unknown option" --no-such-option
+fails 2 "at most 1 operands" more
+fails 2 E_RECIPE --print-recipe --head "a;b"
+fails 3 E_FS_MISSING --draft "$out/absent" --dry-run
+# Processes that were started with unlike arguments would wait for each other, or write several outputs.
+unlike() { # arguments of one process, of the others
+  status=0
+  # shellcheck disable=SC2086
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 2 "$BUILD/mpi/bin/minimax-convert" $common -j 1 $1 : \
+    -n 1 "$BUILD/mpi/bin/minimax-convert" $common -j 1 $2 >"$out/said" 2>&1 || status=$?
+  [ $status -eq 2 ] && [ "$(grep -c 'minimax-convert: error' "$out/said")" -eq 1 ] && grep -q "E_USAGE: found other arguments in process 2 of mpirun" "$out/said" &&
+    [ ! -e "$out/none" ] && [ ! -e "$out/other" ] && return
+  cat "$out/said"
+  echo "mpirun with \"$1\" and \"$2\": exit status $status, expected 2 and one line"
+  exit 1
+}
+unlike "-o $out/none" "-o $out/other"
+unlike "-o $out/none" "-o $out/none --dry-run"
+unlike "-o $out/none" "--help"
+unlike "-o $out/none" "-o $out/none --tp 0"
+[ "$(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" --version)" = "$("$convert" --version)" ]
 rm "$out/said"
 [ "$(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" --print-recipe)" = "$("$convert" --print-recipe)" ]
 mpi -o "$out/mpi"

@@ -162,6 +162,7 @@ def check_mixed():
     cases = ((both, all_zeros, config(w2), None), (both, all_zeros, config(names), None),
              (all_zeros, all_zeros, config(w2), "E_Q_ZERO"), (both, both, config(w2), "E_Q_MISSING"), (both, all_zeros, config(w2, w2), "E_Q_CONFIG"),
              (both, all_zeros, config(w2, "re:.*w1"), "E_Q_CONFIG"), (both, all_zeros, config(["re:(w2"]), "E_Q_CONFIG"),
+             (both, all_zeros, config([r"re:(.+)+(.+)+[0-9]$"]), "config.json: found an expression that takes too long"),
              (both, all_zeros, config(None), "E_Q_CONFIG"), (both, all_zeros, config(w2, type="float"), "E_Q_ZERO"),
              (none, zeros, method("gptq", dynamic={"+:.*w2": {"sym": False}}, **rules), None),
              (zeros, zeros, method("gptq", dynamic={"+:.*w2": {"sym": False}}, **rules), "E_Q_ZERO"),

@@ -16,7 +16,7 @@ sys.path.insert(0, "tests/fault")
 import packed_files  # noqa: E402
 
 BIN, TMP = os.path.join(os.environ["BUILD"], "bin"), os.environ["TMPDIR"]
-HEADS = 2
+HEADS, QUERY_HEADS = 2, 8
 
 
 def source(model, name, scales):
@@ -55,6 +55,11 @@ def heads(x):
 def heads_of_tokens(x):
     """As compressed-tensors' strategy attn_head stores them: [heads, 1, 1]."""
     return heads(x).reshape(HEADS, 1, 1)
+
+
+def all_heads(x):
+    """attn_head of queries, too: the first of the names, with a number for each of their heads."""
+    return np.array([[[0.125 * x + 0.5 * h]] for h in range(QUERY_HEADS)], np.float32) if x <= 10 else heads_of_tokens(x)
 
 
 def convert(src, name, *options, status=0):
@@ -108,6 +113,8 @@ if __name__ == "__main__":
     two = {"k_scale": ("k_scale", "F32"), "v_scale": ("v_scale", "F32")}
     check(["k_scale", "v_scale"], heads, two)
     check(["k_scale", "v_scale"], heads_of_tokens, two)
+    for theirs in ("q_scale", "attn.q_scale"):
+        check([theirs, "k_scale", "v_scale"], all_heads, {"q_scale": (theirs, "F32"), **two})
     check(["k_scale", "v_scale"], one, {n: (n, "F16") for n in two})
     check(["k_scale", "v_scale"], one, two, "--kv-scales", "f32", tps=("2",))
     check(["kv_scale"], scalar, {n: ("kv_scale", "F32") for n in two}, tps=("1", "2"))
@@ -121,6 +128,14 @@ if __name__ == "__main__":
     assert len(found(Packed(with_them))) == 8 and not found(Packed(without))
     subprocess.run([f"{BIN}/minimax-verify", without, "--source", src, "-q"], check=True, stdout=subprocess.DEVNULL)
     assert nll(with_them) == nll(without)
+
+    # Per head of queries too: cut anew, and back under the names of Hugging Face.
+    per_head = source("tiny-m2", "per-head", layers(all_heads, ["q_scale", "k_scale", "v_scale"]))
+    packed, again = convert(per_head, "packed", "--tp", "8"), convert(per_head, "direct", "--tp", "2")
+    assert {t: list(v[1]) for t, v in found(Packed(convert(packed, "again", "--tp", "2"))).items()} == {t: list(v[1]) for t, v in found(Packed(again)).items()}
+    hf = Unsharded(convert(packed, "hf", "--layout", "hf"))
+    assert (hf.tensors["model.layers.3.self_attn.q_scale"][0].view(np.float32).reshape(-1) == all_heads(4).reshape(-1)).all()
+    assert "E_SHAPE" in convert(source("tiny-m2", "odd-src", layers(lambda x: np.ones(QUERY_HEADS - 1, np.float32), ["q_scale"])), "odd", status=3)
 
     # Unsharded, under the name that compressed-tensors gives them; one for both stays one.
     hf = Unsharded(convert(src, "hf", "--layout", "hf"))

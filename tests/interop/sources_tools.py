@@ -146,27 +146,31 @@ def resumed():
 
 
 def followed():
-    """--follow waits for quantize_config.json where config.json leaves the format of zero points open, and refuses one that comes too late."""
-    own = {"bits": 4, "group_size": 32, "sym": False, "desc_act": False, "checkpoint_format": "gptq_v2"}
-    for late, stated in ((False, {}), (True, {"checkpoint_format": "gptq"}), (True, {})):
-        tensors = MODEL.encoded(gptq(4, 32, 2, symmetric=False))[0]
-        path = source(tensors, gptq_config(4, 32, sym=False, **stated))
+    """--follow waits for quantize_config.json where config.json leaves the format of zero points open, and refuses one that comes too late.
+    Zero points of symmetric weights show their format, so it does not wait there, and refuses the one that it did not plan with."""
+    second, late = "found zero points of GPTQ's second format", "another format of zero points"
+    for sym, is_late, stated, error in ((False, False, {}, None), (False, True, {"checkpoint_format": "gptq"}, late), (False, True, {}, late),
+                                        (True, True, {}, second)):
+        own = {"bits": 4, "group_size": 32, "sym": sym, "desc_act": False, "checkpoint_format": "gptq_v2"}
+        tensors = MODEL.encoded(gptq(4, 32, 2, symmetric=sym))[0]
+        path = source(tensors, gptq_config(4, 32, sym=sym, **stated))
         with open(path + "/model.safetensors.index.json", "w", encoding="utf-8") as f:
             json.dump({"metadata": {}, "weight_map": {name: "model.safetensors" for name in tensors}}, f)
-        os.rename(path + "/model.safetensors", path + "/weights.incomplete" if not late else path + "/model.safetensors")
-        args = ["minimax-convert", path, "-o", path + "-out", "-q", "--follow", "--follow-quiet", "1", "--follow-timeout", "60"]
+        os.rename(path + "/model.safetensors", path + "/weights.incomplete" if not is_late else path + "/model.safetensors")
+        args = ["minimax-convert", path, "-o", path + "-out", "--follow", "--follow-quiet", "1" if is_late else "10", "--follow-timeout", "60"]
         with subprocess.Popen([f"{BIN}/{args[0]}", *args[1:]], stderr=subprocess.PIPE, text=True) as p:
-            time.sleep(2.5 if late else 0.3)  # late: it waits for the tokenizer
+            time.sleep(2.5)  # late: it waits for the tokenizer
             for name, text in (("quantize_config.json", json.dumps(own)), ("tokenizer.json", "{}")):
                 with open(f"{path}/{name}", "w", encoding="utf-8") as f:
                     f.write(text)
-            if not late:
+            if not is_late:
                 os.rename(path + "/weights.incomplete", path + "/model.safetensors")
             said = p.communicate(timeout=60)[1]
-        if late:
-            assert p.returncode == 4 and "E_FOLLOW" in said and "another format of zero points" in said, (stated, p.returncode, said)
+        if is_late:
+            assert p.returncode == 4 and "E_FOLLOW" in said and error in said, (sym, stated, p.returncode, said)
+            run("minimax-convert", path, "-o", path + "-plain", "-q", status=3 if stated else 0)
             continue
-        assert p.returncode == 0, said
+        assert p.returncode == 0 and "waiting for quantize_config.json, which the plan needs" in said, said
         run("minimax-convert", path, "-o", path + "-plain", "-q")
         for name in os.listdir(path + "-plain"):
             assert filecmp.cmp(f"{path}-plain/{name}", f"{path}-out/{name}", shallow=False), name
