@@ -14,7 +14,7 @@ static bool is_the_engines(const mm_err *err) {
 void mm_health_failed(mm_scheduler *s, const mm_err *err) {
   engine_health *h = &s->health;
   if (atomic_load(&h->lost) || !is_the_engines(err)) return;
-  if (!h->failed) h->failed = h->next = mm_now();
+  if (h->failed <= 0) h->failed = h->next = mm_now();
   h->error = *err;
 }
 
@@ -36,7 +36,7 @@ static bool try_step(mm_scheduler *s, mm_err *err) {
 
 bool mm_health_check(mm_scheduler *s) {
   engine_health *h = &s->health;
-  if (!h->failed || s->running || s->queued > s->collected) return true;
+  if (h->failed <= 0 || s->running || s->queued > s->collected) return true;
   if (atomic_load(&h->lost) || mm_now() < h->next) return false;
   mm_err err = {0};
   if (try_step(s, &err) || !is_the_engines(&err)) {

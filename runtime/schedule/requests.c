@@ -242,7 +242,7 @@ static void warm_next(mm_scheduler *s) {
 /* Waits until there is something to do; false when it is over. */
 static bool wait_for_work(mm_scheduler *s) {
   pthread_mutex_lock(&s->lock);
-  while (!s->live && s->queued == s->collected && !s->closing && !s->health.failed) {
+  while (!s->live && s->queued == s->collected && !s->closing && s->health.failed <= 0) {
     const bool copying = mm_offload_copying(s) || mm_receive_busy(s);
     if (!wait_for_change(s, copying)) continue;
     pthread_mutex_unlock(&s->lock);
