@@ -224,6 +224,17 @@ static void look(mm_exchange *x) {
     probe(x);
 }
 
+/* The time to send is over. A part of a request is answered (RFC 9110, section 15.5.9); a connection that waits between requests, or for the
+ * client to close, just ends. */
+static void end_late(mm_exchange *x) {
+  if (x->phase != READING || !x->begun) {
+    leave(x);
+    return;
+  }
+  mm_framing_late(&x->in);
+  begin_answer(x);
+}
+
 static void sweep(void *user) {
   mm_http *h = user;
   const double late = mm_now() - h->c.read_time;
@@ -235,7 +246,7 @@ static void sweep(void *user) {
     else if (x->phase == ANSWERING)
       look(x);
     else if (x->phase != WRITING && x->since < late)
-      leave(x);
+      end_late(x);
   }
   resume_accepting(h); /* also where descriptors were wanting */
 }
