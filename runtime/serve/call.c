@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "runtime/chat/prompt.h"
+#include "runtime/serve/field_table.h"
 #include "runtime/serve/keys.h"
 
 #define ASIDE   ((size_t)16 << 10) /* a body of more bytes is read and tokenised outside the loop's thread */
@@ -428,24 +429,10 @@ static bool parse_body(mm_call *c, mm_err *err) {
   return true;
 }
 
-/* Fields by which a reply may be held to a form (content_fields.c, turn.c, openai_messages.c). The first such request makes a lexicon of
- * the whole vocabulary, and a form may take long to compile. */
-static bool may_hold(const mm_value *body) {
-  static const char *const field[] = {
-      "tools",          "response_format",       "text",    "output_config",      "thinking",
-      "reasoning",      "thinking_token_budget", "regex",   "structured_outputs", "thinking_budget_tokens",
-      "guided_grammar", "guided_choice",         "grammar", "guided_regex",       "reasoning_budget_tokens",
-      "guided_json",    "json_schema",           "ebnf",
-  };
-  for (size_t i = 0; i < sizeof field / sizeof *field; i++)
-    if (mm_value_get(body, field[i])) return true;
-  return false;
-}
-
 /* Reads a small body in the loop's thread. True if the rest is to be done in another one. */
 static bool goes_aside(mm_call *c, size_t n) {
   if (n > ASIDE || c->api->bodiless) return n > ASIDE;
-  return parse_body(c, &c->err) && may_hold(c->body);
+  return parse_body(c, &c->err) && mm_field_holds(c->body);
 }
 
 /* In any thread. */
@@ -486,9 +473,11 @@ static bool json_type(mm_call *c) {
 
 /* A body is read as it comes. */
 static bool plain_body(mm_call *c) {
-  const char *coding = mm_exchange_header(c->x, "Content-Encoding");
-  return !coding || !*coding || strcasecmp(coding, "identity") == 0 ||
-         mm_refuse(c, 415, NULL, "Content-Encoding: found %.40s, expected none", coding);
+  const char *coding;
+  for (size_t i = 0; (coding = mm_exchange_header_at(c->x, "Content-Encoding", i)); i++)
+    if (*coding && strcasecmp(coding, "identity") != 0)
+      return mm_refuse(c, 415, NULL, "Content-Encoding: found %.40s, expected none", coding);
+  return true;
 }
 
 static bool admitted(mm_call *c) {
