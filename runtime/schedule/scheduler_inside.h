@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "formats/system/pool.h"
 #include "runtime/schedule/draft_index.h"
 #include "runtime/schedule/prefix_cache.h"
 #include "runtime/schedule/scheduler.h"
@@ -136,6 +137,15 @@ typedef struct step_arrays {
   uint64_t *free; /* [groups] pages that the step may take still */
 } step_arrays;
 
+/* Token masks of a step. */
+typedef struct step_masks {
+  uint32_t *slot;           /* [slots] of requests that need one; from `next` on they are still to be made */
+  const uint32_t **allowed; /* [slots] of the request in each slot; NULL: all ids */
+  size_t next;
+  mm_team *team; /* makes several at once; opened when it is first of use */
+  bool alone;    /* there is none to be had */
+} step_masks;
+
 /* Proposals of the next steps, and the rates that decide for them. */
 typedef struct step_drafts {
   rate *rate; /* [slots + 1, 3] by how many decode: without proposals, with any, with some behind long matches; NULL: none are made */
@@ -221,6 +231,7 @@ struct mm_scheduler {
   uint64_t queued, collected;
 
   step_arrays build; /* the batch being built */
+  step_masks masks;
   step_drafts draft;
   int32_t *sampled; /* [step_tokens] of the step being collected */
   job **order;      /* [slots] the prompts that are being read */
