@@ -14,8 +14,8 @@ bool mm_step_open(mm_scheduler *s, mm_err *err) {
          (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
          (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->sampled = mm_calloc(rows, sizeof *s->sampled, err)) &&
          (s->masks.slot = mm_calloc(s->slots, sizeof *s->masks.slot, err)) &&
-         (s->masks.allowed = mm_calloc(s->slots, sizeof *s->masks.allowed, err)) &&
-         (s->order = mm_calloc(s->slots, sizeof(job *), err)) && (s->build.free = mm_calloc(s->groups.count, sizeof *s->build.free, err));
+         (s->masks.allowed = mm_calloc(s->slots, sizeof *s->masks.allowed, err)) && (s->order = mm_calloc(s->slots, sizeof(job *), err)) &&
+         (s->build.free = mm_calloc(s->groups.count, sizeof *s->build.free, err));
 }
 
 void mm_step_close(mm_scheduler *s) {
@@ -24,7 +24,8 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].logprob);
   }
   mm_team_close(s->masks.team);
-  MM_FREE(s->masks.slot, (void *)s->masks.allowed, s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->build.free, s->sampled, s->order);
+  MM_FREE(s->masks.slot, (void *)s->masks.allowed, s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias,
+          s->build.free, s->sampled, s->order);
 }
 
 /* ---- how many rows each gets ---- */
@@ -131,7 +132,7 @@ static uint32_t plan_all(mm_scheduler *s) {
 
 /* ---- masks ---- */
 
-#define MASK_THREADS 8    /* at most */
+#define MASK_THREADS  8    /* at most */
 #define MASKS_ALONE_S 5e-4 /* most masks are made before: they are remembered */
 
 static bool make_mask(void *ctx, size_t item, unsigned worker, mm_err *err) {

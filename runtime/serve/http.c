@@ -224,8 +224,8 @@ static void look(mm_exchange *x) {
     probe(x);
 }
 
-/* The time to send is over. A part of a request is answered (RFC 9110, section 15.5.9); a connection that waits between requests, or for the
- * client to close, just ends. */
+/* The time to send is over. A part of a request is answered (RFC 9110, section 15.5.9); a connection that waits between requests, or for
+ * the client to close, just ends. */
 static void end_late(mm_exchange *x) {
   if (x->phase != READING || !x->begun) {
     leave(x);
