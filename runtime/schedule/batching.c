@@ -13,9 +13,9 @@ bool mm_step_open(mm_scheduler *s, mm_err *err) {
          (s->build.out = mm_calloc(rows, sizeof *s->build.out, err)) &&
          (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
          (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->sampled = mm_calloc(rows, sizeof *s->sampled, err)) &&
-         (s->masks.slot = mm_calloc(s->slots, sizeof *s->masks.slot, err)) &&
-         (s->masks.allowed = mm_calloc(s->slots, sizeof *s->masks.allowed, err)) && (s->order = mm_calloc(s->slots, sizeof(job *), err)) &&
-         (s->build.free = mm_calloc(s->groups.count, sizeof *s->build.free, err));
+         (s->build.masks.slot = mm_calloc(s->slots, sizeof *s->build.masks.slot, err)) &&
+         (s->build.masks.allowed = mm_calloc(s->slots, sizeof *s->build.masks.allowed, err)) &&
+         (s->order = mm_calloc(s->slots, sizeof(job *), err)) && (s->build.free = mm_calloc(s->groups.count, sizeof *s->build.free, err));
 }
 
 void mm_step_close(mm_scheduler *s) {
@@ -23,8 +23,8 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].group);
     free(s->step[i].logprob);
   }
-  mm_team_close(s->masks.team);
-  MM_FREE(s->masks.slot, (void *)s->masks.allowed, s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias,
+  mm_team_close(s->build.masks.team);
+  MM_FREE(s->build.masks.slot, (void *)s->build.masks.allowed, s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias,
           s->build.free, s->sampled, s->order);
 }
 
@@ -137,16 +137,16 @@ static uint32_t plan_all(mm_scheduler *s) {
 
 static bool make_mask(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_scheduler *s = ctx;
-  const uint32_t slot = s->masks.slot[s->masks.next + item];
+  const uint32_t slot = s->build.masks.slot[s->build.masks.next + item];
   (void)worker, (void)err;
-  s->masks.allowed[slot] = s->slot[slot]->r.allow(s->slot[slot]->r.user);
+  s->build.masks.allowed[slot] = s->slot[slot]->r.allow(s->slot[slot]->r.user);
   return true;
 }
 
 /* Makes the masks of the first `count` listed slots. Those that take longer are made by several threads: each by itself may take tens of
  * milliseconds. */
 static void make_masks(mm_scheduler *s, size_t count) {
-  step_masks *m = &s->masks;
+  step_masks *m = &s->build.masks;
   mm_err err = {0};
   const double began = mm_now();
   m->next = 0;
@@ -165,7 +165,7 @@ static void make_own_masks(mm_scheduler *s) {
   size_t count = 0;
   for (uint32_t i = 0; i < s->slots; i++) {
     const job *j = s->slot[i];
-    if (j && j->take && j->r.allow && j->fed + j->take >= j->count) s->masks.slot[count++] = i;
+    if (j && j->take && j->r.allow && j->fed + j->take >= j->count) s->build.masks.slot[count++] = i;
   }
   make_masks(s, count);
 }
@@ -181,7 +181,7 @@ static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_
 static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_err *err) {
   mm_sampling *set = &s->build.sampling[t->outs];
   *set = j->r.sampling;
-  if (j->r.allow && !s->build.deferred) set->allowed = s->masks.allowed[j->slot];
+  if (j->r.allow && !s->build.deferred) set->allowed = s->build.masks.allowed[j->slot];
   if ((set->logprobs || set->top_logprobs) && !(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
   s->build.out[t->outs++] = row;
   return true;
@@ -410,10 +410,10 @@ static void sample_deferred(mm_scheduler *s) {
   if (s->queued == s->collected) return; /* that failed */
   size_t count = 0;
   for (uint32_t i = 0; i < t->groups; i++)
-    if (is_masked(&t->group[i])) s->masks.slot[count++] = (uint32_t)t->group[i].job->slot;
+    if (is_masked(&t->group[i])) s->build.masks.slot[count++] = (uint32_t)t->group[i].job->slot;
   make_masks(s, count);
   for (uint32_t i = 0; i < t->groups; i++)
-    if (is_masked(&t->group[i])) s->build.sampling[t->group[i].first].allowed = s->masks.allowed[t->group[i].job->slot];
+    if (is_masked(&t->group[i])) s->build.sampling[t->group[i].first].allowed = s->build.masks.allowed[t->group[i].job->slot];
   const spell began = enter_engine();
   const bool done = mm_engine_sample(s->engine, s->build.sampling, &err);
   leave_engine(s, began);

@@ -125,6 +125,15 @@ typedef struct rate {
   uint32_t wait; /* with proposals: after how many steps the way that loses, these or those without, is tried again */
 } rate;
 
+/* Token masks of a step. */
+typedef struct step_masks {
+  uint32_t *slot;           /* [slots] of requests that need one; from `next` on they are still to be made */
+  const uint32_t **allowed; /* [slots] of the request in each slot; NULL: all ids */
+  size_t next;
+  mm_team *team; /* makes several at once; opened when it is first of use */
+  bool alone;    /* there is none to be had */
+} step_masks;
+
 /* Arrays of a batch. */
 typedef struct step_arrays {
   int32_t *id;
@@ -135,16 +144,8 @@ typedef struct step_arrays {
   uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
   bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
   uint64_t *free; /* [groups] pages that the step may take still */
+  step_masks masks;
 } step_arrays;
-
-/* Token masks of a step. */
-typedef struct step_masks {
-  uint32_t *slot;           /* [slots] of requests that need one; from `next` on they are still to be made */
-  const uint32_t **allowed; /* [slots] of the request in each slot; NULL: all ids */
-  size_t next;
-  mm_team *team; /* makes several at once; opened when it is first of use */
-  bool alone;    /* there is none to be had */
-} step_masks;
 
 /* Proposals of the next steps, and the rates that decide for them. */
 typedef struct step_drafts {
@@ -231,7 +232,6 @@ struct mm_scheduler {
   uint64_t queued, collected;
 
   step_arrays build; /* the batch being built */
-  step_masks masks;
   step_drafts draft;
   int32_t *sampled; /* [step_tokens] of the step being collected */
   job **order;      /* [slots] the prompts that are being read */
