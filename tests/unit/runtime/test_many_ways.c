@@ -1,4 +1,4 @@
-/* Texts that are read in many ways at once: masks beside an exact oracle. */
+/* Texts that are read in many ways at once: masks are what an exact oracle says. */
 #include <string.h>
 
 #include "runtime/constrain/constrain.h"
