@@ -238,6 +238,41 @@ const mm_choice *mm_call_failed(const mm_call *c) {
   return NULL;
 }
 
+#define WORDY ((uint64_t)1 << 16) /* tokens and likely ones in a whole reply, of which more are written outside the loop's thread */
+
+/* What a whole reply may have to say of its prompts and tokens. */
+static uint64_t words_of(const mm_call *c) {
+  const mm_params *p = &c->params;
+  uint64_t tokens = mm_call_usage(c).reply_tokens;
+  for (uint32_t i = 0; i < c->choices; i++) tokens += c->prompt_count[i / p->n];
+  return tokens * (1 + (p->logprobs ? p->top_logprobs : 0) + (p->scores ? p->top_scores : 0));
+}
+
+/* In any thread. */
+static void write_reply(void *user) {
+  mm_call *c = user;
+  if (!atomic_load(&c->left)) c->api->finish(c);
+}
+
+static void send_reply(void *user) {
+  mm_call *c = user;
+  const bool left = mm_exchange_gone(c->x);
+  mm_call_reply(c);
+  if (left) c->status = 499; /* as nginx logs it */
+  close_call(c);
+}
+
+static void finish_whole(mm_call *c) {
+  const uint64_t words = words_of(c);
+  if (words > WORDY && c->server->workers) {
+    c->job = (mm_job){.fn = write_reply, .done = {.fn = send_reply, .user = c}};
+    mm_workers_do(c->server->workers, &c->job, words > 16 * WORDY);
+    return;
+  }
+  write_reply(c);
+  send_reply(c);
+}
+
 /* Every choice has ended. */
 static void finish(mm_call *c) {
   const mm_choice *failed = mm_call_failed(c);
@@ -256,10 +291,13 @@ static void finish(mm_call *c) {
     }
     mm_exchange_end(c->x);
     c->status = status;
+  } else if (!c->streaming) {
+    finish_whole(c);
+    return;
   } else {
     c->api->finish(c);
   }
-  if (left) c->status = 499; /* as nginx logs it */
+  if (left) c->status = 499;
   close_call(c);
 }
 

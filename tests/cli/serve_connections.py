@@ -178,6 +178,20 @@ def schemas_aside(s):
     assert loop < 0.25 * max(spent.values()), (loop, spent)
 
 
+def long_reply():
+    """A whole reply of many logprobs is written by a worker: requests of others do not wait for the loop's thread."""
+    with Server(PACKED, "--max-model-len", "2048", "--threads", "1") as s:
+        workers = sorted(int(t) for t in os.listdir(f"/proc/{s.process.pid}/task"))[1:4]  # those that are made first
+
+        def seconds():
+            return sum(int(open(f"/proc/{s.process.pid}/task/{t}/schedstat").read().split()[0]) for t in workers) / 1e9
+
+        before = seconds()
+        got = s.post(COMPLETIONS, {"prompt": [20 + i % 1900 for i in range(1000)], "max_tokens": 1, "n": 100, "echo": True, "logprobs": 20})
+        assert [len(c["logprobs"]["top_logprobs"]) for c in got["choices"]] == [1001] * 100
+        assert seconds() - before > 0.01, seconds() - before
+
+
 def long_echo():
     """Fields that each response repeats may be long: a client that reads has its stream."""
     with Server(PACKED, "--chat-format", "minimax-m2") as s:
@@ -409,6 +423,7 @@ with Server(PACKED, "--max-body", "1M") as server:
     schemas_aside(server)
 beside_long_ones()
 long_echo()
+long_reply()
 few_descriptors()
 no_descriptors()
 idle()
