@@ -165,6 +165,8 @@ typedef struct scheduler_groups {
   mm_prefix_cache *cache; /* of all groups' pages, or NULL */
   uint64_t *tokens;       /* [count] of the requests that run in each */
   uint64_t *shown;        /* [count] the same under the lock */
+  uint64_t looked;        /* tokens that were compared before this step, of requests that wait with those that run */
+  uint64_t look_most;     /* after so many, other requests are looked at before the next step */
 } scheduler_groups;
 
 /* Rows of each expert of each layer. */
@@ -296,7 +298,7 @@ void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has, and this one will find it wherever it
- * runs, or is the one that mm_reuse_wait_in found. */
+ * runs, or is the one that mm_reuse_wait_in found; or if so many were looked at that this one's turn is before the next step. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
 /* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that they are worth a wait;
  * 0: none, or they come by way of host memory. */
