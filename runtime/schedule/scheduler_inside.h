@@ -39,6 +39,14 @@ typedef struct job_return {
   double until;    /* which is waited for until then */
 } job_return;
 
+/* The fetch of its prompt from another server. */
+typedef struct job_fetch {
+  mm_fetch *running; /* or NULL */
+  fetch_state state;
+  uint32_t had;  /* tokens that the cache had before that */
+  uint64_t ends; /* it waits for another job's fetch: how many had ended when that was seen, and one; 0: it does not */
+} job_fetch;
+
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
 typedef struct job {
   struct job *next, *previous; /* among the living; under the lock */
@@ -63,9 +71,7 @@ typedef struct job {
   int need;                 /* priority of its rows: its own, or a higher one of those that wait for it */
   job_return back;
   uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */
-  mm_fetch *fetch; /* from another server, under way */
-  fetch_state fetch_state;
-  uint32_t had;    /* tokens that the cache had before that */
+  job_fetch fetch;
   uint32_t drafts; /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
   double began; /* when it had its first slot; 0: it has had none */
