@@ -362,7 +362,7 @@ def metrics(packed):
         peaks = [v[f'expert_peak{{layer="{i}"}}'] for i in range(layers)]
         assert all(1 <= x <= model["num_local_experts"] / model["num_experts_per_tok"] for x in peaks), peaks
         before = v["expert_rows_total"]
-        r = s.post("/v1/completions", {"prompt": "zeta", "max_tokens": 7, "ignore_eos": True, "cache_salt": "new"})
+        r = s.post("/v1/completions", {"prompt": "zeta", "max_tokens": 7, "ignore_eos": True, "cache_salt": "new", "speculative": 0})
         v = idle(s)
         rows = r["usage"]["prompt_tokens"] + 7 - 1  # the last token of a reply is never fed
         assert v["expert_rows_total"] - before == rows * layers * model["num_experts_per_tok"], (v["expert_rows_total"], before, rows)
