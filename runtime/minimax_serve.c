@@ -365,6 +365,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
     ok = false;
   }
   mm_workers_close(s.server.workers);
+  s.server.workers = NULL; /* what ends from here on is done in this thread */
   if (s.server.http) mm_http_flush(s.server.http);
   mm_scheduler_close(s.loaded.scheduler, false);
   s.loaded.scheduler = s.server.scheduler = NULL;

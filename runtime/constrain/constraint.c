@@ -168,17 +168,21 @@ static bool takes_all(mm_grammar *g, const char *bytes, size_t n) {
   return i == n;
 }
 
-/* A word that is read in more ways than are followed at once may lose the one by which its mask allows it: then that one goes on alone. */
+/* Where a word is read in more ways than are followed at once, a way may take the place of the one by which the mask allows it: then each
+ * reads it alone, as for the mask. */
 static bool takes_word(mm_constraint *c, const char *bytes, size_t n) {
-  mm_grammar *before = &c->path.state[0];
+  mm_grammar *before = &c->path.state[0], *one = &c->path.state[1];
   const uint32_t ways = c->state.count;
+  c->state.lost = false;
   if (ways > 1) mm_grammar_copy(before, &c->state);
-  bool takes = takes_all(&c->state, bytes, n);
-  for (uint32_t i = 0; ways > 1 && i < ways && !takes; i++) {
-    mm_grammar_way(&c->state, before, i);
-    takes = takes_all(&c->state, bytes, n);
+  const bool takes = takes_all(&c->state, bytes, n);
+  if (ways == 1 || !c->state.lost) return takes;
+  c->state.count = 0;
+  for (uint32_t i = 0; i < ways; i++) {
+    mm_grammar_way(one, before, i);
+    if (takes_all(one, bytes, n)) mm_grammar_add(&c->state, one);
   }
-  return takes;
+  return c->state.count;
 }
 
 static void step_form(mm_constraint *c, int32_t id) {

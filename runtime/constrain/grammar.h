@@ -122,7 +122,7 @@ typedef struct mm_grammar_stack {
  * generated. The caller sets `more` once, before the first use; most texts never touch that memory. */
 typedef struct mm_grammar {
   uint32_t count;
-  uint32_t most; /* ways at once, those included that went wrong, since it was started or copied */
+  bool lost; /* since it was started or copied, there were more ways than fit */
   mm_grammar_stack first;
   mm_grammar_stack *more; /* [MM_GRAMMAR_MORE] the others; NULL: the first alone is followed */
 } mm_grammar;
@@ -148,6 +148,8 @@ bool mm_grammar_same(const mm_grammar *a, const mm_grammar *b, uint32_t longest)
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from);
 /* The i-th way to read the text, alone. */
 void mm_grammar_way(mm_grammar *to, const mm_grammar *from, uint32_t i);
+/* Adds the ways of another state to read the same text. */
+void mm_grammar_add(mm_grammar *to, const mm_grammar *from);
 /* Of a state: within text of one kind, where the words that may follow depend on a few numbers alone. */
 typedef enum mm_text_kind {
   MM_TEXT_NONE,

@@ -15,7 +15,8 @@ bool mm_grammar_push(mm_grammar_stack *g, const mm_form *s) {
 
 void mm_grammar_start(mm_grammar *g, const mm_form *form) {
   mm_grammar_stack *s = &g->first;
-  g->count = g->most = 1;
+  g->count = 1;
+  g->lost = false;
   s->depth = s->value = s->named = 0;
   s->one_line = false;
   mm_grammar_push(s, form);
@@ -32,23 +33,24 @@ static void copy_stack(mm_grammar_stack *to, const mm_grammar_stack *from) {
 }
 
 void mm_grammar_copy(mm_grammar *to, const mm_grammar *from) {
-  to->count = to->most = from->count;
+  to->count = from->count;
+  to->lost = false;
   for (uint32_t i = 0; i < from->count; i++) copy_stack(way(to, i), way_of(from, i));
 }
 
 void mm_grammar_way(mm_grammar *to, const mm_grammar *from, uint32_t i) {
-  to->count = to->most = 1;
+  to->count = 1;
+  to->lost = false;
   copy_stack(&to->first, way_of(from, i));
 }
 
 /* Another way to read the text from here on, which takes the byte at hand after all others. NULL: there are too many. */
 mm_grammar_stack *mm_grammar_fork(mm_grammar *all, const mm_grammar_stack *g) {
   if (all->count == MM_GRAMMAR_STACKS || !all->more) {
-    all->most = MM_GRAMMAR_STACKS + 1; /* what this one allows is lost */
+    all->lost = true;
     return NULL;
   }
   mm_grammar_stack *other = way(all, all->count++);
-  if (all->most < all->count) all->most = all->count;
   copy_stack(other, g);
   return other;
 }
@@ -115,6 +117,14 @@ static void drop_same(mm_grammar *g) {
     n++;
   }
   g->count = n;
+}
+
+void mm_grammar_add(mm_grammar *to, const mm_grammar *from) {
+  for (uint32_t i = 0; i < from->count; i++) {
+    mm_grammar_stack *other = to->count ? mm_grammar_fork(to, way_of(from, i)) : &to->first;
+    if (!to->count) copy_stack(other, way_of(from, i)), to->count = 1;
+    drop_same(to);
+  }
 }
 
 bool mm_grammar_step(mm_grammar *g, uint8_t byte) {

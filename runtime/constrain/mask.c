@@ -10,7 +10,6 @@ typedef struct masker {
   uint32_t need, longest;
   uint32_t *mask;
   const uint32_t *had; /* NULL, or words that are of no interest */
-  uint32_t ways;       /* most ways at once to read a word */
 } masker;
 
 /* The state in p->state[place] is what stands after `place` bytes. */
@@ -39,7 +38,6 @@ static bool step_place(masker *m, uint32_t depth, uint8_t byte) {
   mm_grammar_copy(next, &m->p->state[from->place]);
   if (from->decided) mm_grammar_set_automaton(next, from->by.at);
   const bool takes = mm_grammar_step(next, byte);
-  m->ways = (uint32_t)mm_max(m->ways, next->most);
   if (takes) note_place(m, depth + 1);
   return takes;
 }
@@ -105,7 +103,6 @@ static void walk_tag(masker *m, const mm_grammar *state) {
     if (n->depth <= ended) ended = UINT32_MAX;
     mm_grammar_copy(next, &m->p->state[n->depth]);
     const bool follows = mm_grammar_step(next, n->byte);
-    m->ways = (uint32_t)mm_max(m->ways, next->most);
     const mm_tag_walk walk = !follows || ended != UINT32_MAX ? MM_TAG_GOES_ON : mm_grammar_tag(next, state->first.depth);
     if (!follows) clear_subtree(m, t, i);
     if (!follows || walk == MM_TAG_LEFT) {
@@ -118,15 +115,14 @@ static void walk_tag(masker *m, const mm_grammar *state) {
   }
 }
 
-/* The words but those that are in `had` already; returns the most ways at once to read one of them. */
-static uint32_t add_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, const uint32_t *had, uint32_t *mask) {
+/* The words but those that are in `had` already. */
+static void add_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, const uint32_t *had, uint32_t *mask) {
   mm_grammar plain;
   const bool tag = mm_grammar_plain(&plain, state);
   const mm_grammar *tagged = state;
   if (tag) state = &plain;
   const mm_grammar_text t = mm_grammar_text_of(state, l->longest);
-  masker m = {
-      .l = l, .p = p, .need = t.need, .longest = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.longest, .mask = mask, .ways = state->count};
+  masker m = {.l = l, .p = p, .need = t.need, .longest = t.kind == MM_TEXT_NONE ? UINT32_MAX : t.longest, .mask = mask};
   if (t.kind != MM_TEXT_NONE) mm_text_words_mask(l, t.kind == MM_TEXT_STRING ? &l->string : &l->prose, t.longest, mask);
   mm_grammar_copy(&p->state[0], state);
   if (t.kind == MM_TEXT_NONE) {
@@ -139,24 +135,22 @@ static uint32_t add_words(const mm_lexicon *l, const mm_mask_path *p, const mm_g
   }
   if (t.tags) walk_tagged(&m, state);
   if (tag) walk_tag(&m, tagged);
-  return m.ways;
 }
 
-/* Each way to read the text by itself, which is faster than all at every byte. False: a word may have more ways than are followed at once,
- * so that what they allow hangs on each other. */
-static bool add_ways(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
+/* Each way to read the text by itself, which is faster than all at every byte; none takes another's place where it forks within a word. */
+static void add_ways(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
   mm_grammar one = {0};
-  uint32_t ways = 0;
   memset(mask, 0, l->words_of_mask * sizeof *mask);
-  for (uint32_t i = 0; i < state->count && ways <= MM_GRAMMAR_STACKS; i++) {
+  for (uint32_t i = 0; i < state->count; i++) {
     mm_grammar_way(&one, state, i);
-    ways += add_words(l, p, &one, mask, p->one);
+    add_words(l, p, &one, mask, p->one);
     for (uint32_t k = 0; k < l->words_of_mask; k++) mask[k] |= p->one[k];
   }
-  return ways <= MM_GRAMMAR_STACKS;
 }
 
 void mm_mask_words(const mm_lexicon *l, const mm_mask_path *p, const mm_grammar *state, uint32_t *mask) {
-  const bool several = state->count > 1 && mm_grammar_text_of(state, l->longest).kind == MM_TEXT_NONE;
-  if (!several || !add_ways(l, p, state, mask)) add_words(l, p, state, NULL, mask);
+  if (state->count > 1 && mm_grammar_text_of(state, l->longest).kind == MM_TEXT_NONE)
+    add_ways(l, p, state, mask);
+  else
+    add_words(l, p, state, NULL, mask);
 }

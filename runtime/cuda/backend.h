@@ -240,6 +240,7 @@ struct mm_backend {
   mm_cu_memory memory;
   cudaStream_t stream = nullptr;
   std::vector<cudaStream_t> streams_given_up; /* by mm_cu_separate_streams; they keep their queues until the rank closes */
+  bool streams_pending = false;               /* that has failed: the next step tries again */
   std::unique_ptr<mm_cu_load> loading;        /* NULL from the first step on that finds all weights there */
   device_weights weights;
 
@@ -453,7 +454,7 @@ bool mm_cu_calibrate(mm_backend *b, mm_err *err);
 /* b->peers and room for mean squares, of a rank of several; nothing otherwise. Collective. */
 MM_MUST_USE bool mm_cu_open_ranks(mm_backend *b, mm_err *err);
 /* Collective, before a rank's kernels first wait for another's: gives ranks on one device streams whose kernels run at the same time
- * (mm_cu_peers_try_streams). MM_UNSUPPORTED E_DEVICE where 64 streams are not enough. */
+ * (mm_cu_peers_try_streams). MM_UNSUPPORTED E_DEVICE where 64 streams are not enough; the next step then tries as many others. */
 MM_MUST_USE bool mm_cu_separate_streams(mm_backend *b, mm_err *err);
 /* At a step's begin: after a failure all ranks go on from here. */
 MM_MUST_USE bool mm_cu_begin_ranks(mm_backend *b, mm_err *err);

@@ -237,6 +237,7 @@ bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
 bool mm_cu_separate_streams(mm_backend *b, mm_err *err) {
   constexpr int kTries = 64;
   bool late = false, all = mm_cu_peers_distinct(b->peers);
+  b->streams_pending = true;
   for (int i = 0; i < kTries && !all; i++) {
     if (!mm_cu_peers_settle(b->peers, b->stream, err) || !mm_cu_peers_try_streams(b->peers, b->stream, &late, &all, err)) return false;
     if (all || !late) continue;
@@ -245,10 +246,14 @@ bool mm_cu_separate_streams(mm_backend *b, mm_err *err) {
     b->streams_given_up.push_back(b->stream);
     b->stream = another;
   }
-  return all || mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                        "rank %u: found ranks on one device whose kernels do not run at the same time, whichever of %d streams they have: "
-                        "--devices, one for each rank",
-                        b->c.weights->rank, kTries);
+  b->streams_pending = !all;
+  if (all) return true;
+  for (cudaStream_t s : b->streams_given_up) cudaStreamDestroy(s); /* the next step's tries take as many again */
+  b->streams_given_up.clear();
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "rank %u: found ranks on one device whose kernels do not run at the same time, whichever of %d streams they have: "
+                 "--devices, one for each rank",
+                 b->c.weights->rank, kTries);
 }
 
 /* A step that failed may have been recorded by some ranks and not by others, and have made room on some: all forget both, so that they
@@ -272,7 +277,7 @@ bool mm_cu_begin_ranks(mm_backend *b, mm_err *err) {
   bool all;
   if (!mm_cu_peers_barrier(b->peers, !b->capture.off, &all, err)) return false;
   b->capture.off = !all;
-  return true;
+  return !b->streams_pending || mm_cu_separate_streams(b, err);
 }
 
 /* On all ranks or on none, since they meet here; and no rank's kernels wait for one whose device frees memory. */

@@ -13,6 +13,8 @@ bool mm_step_open(mm_scheduler *s, mm_err *err) {
          (s->build.out = mm_calloc(rows, sizeof *s->build.out, err)) &&
          (s->build.sampling = mm_calloc(rows, sizeof *s->build.sampling, err)) &&
          (s->build.bias = mm_calloc(rows, sizeof *s->build.bias, err)) && (s->sampled = mm_calloc(rows, sizeof *s->sampled, err)) &&
+         (s->build.masks.slot = mm_calloc(s->slots, sizeof *s->build.masks.slot, err)) &&
+         (s->build.masks.allowed = mm_calloc(s->slots, sizeof *s->build.masks.allowed, err)) &&
          (s->order = mm_calloc(s->slots, sizeof(job *), err)) && (s->build.free = mm_calloc(s->groups.count, sizeof *s->build.free, err));
 }
 
@@ -21,7 +23,9 @@ void mm_step_close(mm_scheduler *s) {
     free(s->step[i].group);
     free(s->step[i].logprob);
   }
-  MM_FREE(s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias, s->build.free, s->sampled, s->order);
+  mm_team_close(s->build.masks.team);
+  MM_FREE(s->build.masks.slot, (void *)s->build.masks.allowed, s->build.id, s->build.span, s->build.out, s->build.sampling, s->build.bias,
+          s->build.free, s->sampled, s->order);
 }
 
 /* ---- how many rows each gets ---- */
@@ -126,6 +130,46 @@ static uint32_t plan_all(mm_scheduler *s) {
   }
 }
 
+/* ---- masks ---- */
+
+#define MASK_THREADS  8    /* at most */
+#define MASKS_ALONE_S 5e-4 /* most masks are made before: they are remembered */
+
+static bool make_mask(void *ctx, size_t item, unsigned worker, mm_err *err) {
+  mm_scheduler *s = ctx;
+  const uint32_t slot = s->build.masks.slot[s->build.masks.next + item];
+  (void)worker, (void)err;
+  s->build.masks.allowed[slot] = s->slot[slot]->r.allow(s->slot[slot]->r.user);
+  return true;
+}
+
+/* Makes the masks of the first `count` listed slots. Those that take longer are made by several threads: each by itself may take tens of
+ * milliseconds. */
+static void make_masks(mm_scheduler *s, size_t count) {
+  step_masks *m = &s->build.masks;
+  mm_err err = {0};
+  const double began = mm_now();
+  m->next = 0;
+  for (; m->next < count && (m->alone || m->next + 2 > count || mm_now() - began < MASKS_ALONE_S); m->next++) make_mask(s, 0, 0, &err);
+  if (m->next == count) return;
+  if (!m->team) m->team = mm_team_open((unsigned)mm_min(mm_pool_cpus(), MASK_THREADS), &err);
+  m->alone = !m->team;
+  if (m->alone)
+    for (; m->next < count; m->next++) make_mask(s, 0, 0, &err);
+  else
+    mm_either_way(mm_team_run(m->team, count - m->next, make_mask, s, &err)); /* it does not fail */
+}
+
+/* The masks of what a step without deferred sampling is about to sample. */
+static void make_own_masks(mm_scheduler *s) {
+  size_t count = 0;
+  for (uint32_t i = 0; i < s->slots; i++) {
+    const job *j = s->slot[i];
+    if (j && j->take && j->r.allow && j->fed + j->take >= j->count) s->build.masks.slot[count++] = i;
+  }
+  make_masks(s, count);
+}
+
 /* ---- the batch ---- */
 
 static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_err *err) {
@@ -137,7 +181,7 @@ static mm_logprob *logprobs_of(const mm_scheduler *s, step *t, uint32_t out, mm_
 static bool add_output(mm_scheduler *s, step *t, const job *j, uint32_t row, mm_err *err) {
   mm_sampling *set = &s->build.sampling[t->outs];
   *set = j->r.sampling;
-  if (j->r.allow && !s->build.deferred) set->allowed = j->r.allow(j->r.user);
+  if (j->r.allow && !s->build.deferred) set->allowed = s->build.masks.allowed[j->slot];
   if ((set->logprobs || set->top_logprobs) && !(set->logprobs = logprobs_of(s, t, t->outs, err))) return false;
   s->build.out[t->outs++] = row;
   return true;
@@ -193,6 +237,7 @@ static bool build(mm_scheduler *s, step *t, mm_batch *b, mm_err *err) {
   /* A device that could have been given this step before the last one was read pays for the lookup, whatever that finds. */
   t->drafted = s->draft.wanted && mm_engine_queues(s->engine);
   *b = (mm_batch){.id = s->build.id, .span = s->build.span, .out = s->build.out, .sampling = s->build.sampling};
+  if (!s->build.deferred) make_own_masks(s);
   for (uint32_t i = 0; i < s->slots; i++) {
     job *j = s->slot[i];
     if (!j || !j->take) continue;
@@ -352,6 +397,10 @@ void mm_step_collect(mm_scheduler *s) {
 
 /* ---- a step is queued ---- */
 
+static bool is_masked(const output_group *g) {
+  return !g->scored && !g->prefill && g->job->r.allow && !g->job->ended && g->job->turn == g->turn;
+}
+
 /* Masks of a step whose pass is queued. They depend on the tokens of the step before, which are collected first: both while the pass runs.
  * After a failure nothing is queued any more. */
 static void sample_deferred(mm_scheduler *s) {
@@ -359,11 +408,12 @@ static void sample_deferred(mm_scheduler *s) {
   mm_err err = {0};
   while (s->queued - s->collected > 1) mm_step_collect(s);
   if (s->queued == s->collected) return; /* that failed */
-  for (uint32_t i = 0; i < t->groups; i++) {
-    const output_group *g = &t->group[i];
-    if (g->scored || g->prefill || !g->job->r.allow || g->job->ended || g->job->turn != g->turn) continue;
-    s->build.sampling[g->first].allowed = g->job->r.allow(g->job->r.user);
-  }
+  size_t count = 0;
+  for (uint32_t i = 0; i < t->groups; i++)
+    if (is_masked(&t->group[i])) s->build.masks.slot[count++] = (uint32_t)t->group[i].job->slot;
+  make_masks(s, count);
+  for (uint32_t i = 0; i < t->groups; i++)
+    if (is_masked(&t->group[i])) s->build.sampling[t->group[i].first].allowed = s->build.masks.allowed[t->group[i].job->slot];
   const spell began = enter_engine();
   const bool done = mm_engine_sample(s->engine, s->build.sampling, &err);
   leave_engine(s, began);

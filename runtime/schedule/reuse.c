@@ -5,11 +5,14 @@
 
 #include "runtime/schedule/scheduler_inside.h"
 
+#define LOOK_MOST ((uint64_t)8 << 20) /* some milliseconds */
+
 bool mm_reuse_open(mm_scheduler *s, mm_err *err) {
   const uint64_t state_bytes = mm_engine_state_bytes(s->engine);
   if (s->c.offload_bytes && !(s->c.prefix_cache && s->pages))
     return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
                    "found host memory for pages of the prefix cache, and no such cache of pages that slots share");
+  s->groups.look_most = LOOK_MOST;
   if (!s->c.prefix_cache || !s->pages) return true;
   if (state_bytes > s->c.cache_bytes)
     return mm_fail(
@@ -34,10 +37,15 @@ reuse mm_reuse_find(mm_scheduler *s, const job *j, uint32_t group) {
   return hit;
 }
 
+static uint32_t had_in(mm_scheduler *s, const job *j, uint32_t group) {
+  const uint32_t had = mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
+  s->groups.looked += had;
+  return had;
+}
+
 uint32_t mm_reuse_longest(mm_scheduler *s, const job *j) {
   uint32_t most = 0;
-  for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++)
-    most = (uint32_t)mm_max(most, mm_prefix_cache_ready(s->groups.cache, g, j->r.salt, j->token, mm_reuse_most(j)));
+  for (uint32_t g = 0; s->groups.cache && g < s->groups.count; g++) most = (uint32_t)mm_max(most, had_in(s, j, g));
   return most;
 }
 
@@ -118,12 +126,19 @@ void mm_reuse_boundaries(mm_scheduler *s) {
   }
 }
 
+/* How many of `most` tokens from the first on are alike. */
+static uint32_t alike_of(mm_scheduler *s, const int32_t *a, const int32_t *b, uint32_t most) {
+  uint32_t n = 0;
+  while (most - n >= MM_PAGE && memcmp(a + n, b + n, MM_PAGE * sizeof *a) == 0) n += MM_PAGE;
+  while (n < most && a[n] == b[n]) n++;
+  s->groups.looked += n;
+  return n;
+}
+
 /* How far the other's prompt is this one's too, at a place that the cache will have when the other has come to *until; 0 for nowhere.
  * waits: this one will wait for it, so that lightning states are kept where the two part. */
-static uint32_t shared_with(const mm_scheduler *s, const job *j, job *other, uint32_t had, bool waits, uint32_t *until) {
-  const uint32_t most = (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count);
-  uint32_t alike = 0;
-  while (alike < most && j->token[alike] == other->token[alike]) alike++;
+static uint32_t shared_with(mm_scheduler *s, const job *j, job *other, uint32_t had, bool waits, uint32_t *until) {
+  const uint32_t alike = alike_of(s, j->token, other->token, (uint32_t)mm_min(mm_reuse_most(j), other->r.prompt_count));
   *until = (uint32_t)mm_min(mm_ceil_div(alike, MM_PAGE) * MM_PAGE, other->r.prompt_count);
   if (!s->lightning) return alike;
   const bool parts =
@@ -183,7 +198,7 @@ typedef struct reading {
 } reading;
 
 /* A job in the slots from, from + each, … that reads tokens of this one behind `had` that are worth a wait; waits: as of shared_with. */
-static reading reading_of(const mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, bool waits) {
+static reading reading_of(mm_scheduler *s, const job *j, uint32_t from, uint32_t each, uint32_t had, bool waits) {
   for (uint32_t i = from; i < s->slots; i += each) {
     job *other = s->slot[i];
     if (!other || other == j || other->r.salt != j->r.salt || other->fed >= other->r.prompt_count || is_slow(j, other)) continue;
@@ -198,17 +213,13 @@ static reading reading_of(const mm_scheduler *s, const job *j, uint32_t from, ui
 
 bool mm_reuse_duplicate(mm_scheduler *s, job *j) {
   if (!s->groups.cache) return false;
-  if (reads_on(s, j)) return true;
+  if (reads_on(s, j) || s->groups.looked > s->groups.look_most) return true;
   if (waits_in_group(s)) return false; /* mm_reuse_read_in looks, group by group */
   reading r = reading_of(s, j, 0, 1, 0, false);
   if (r.by) r = reading_of(s, j, 0, 1, mm_reuse_longest(s, j), true);
   if (!r.by) return false;
   j->duplicate_of = r.by->ticket, j->duplicate_until = r.until;
   return true;
-}
-
-static uint32_t had_in(mm_scheduler *s, const job *j, uint32_t group) {
-  return mm_prefix_cache_ready(s->groups.cache, group, j->r.salt, j->token, mm_reuse_most(j));
 }
 
 uint32_t mm_reuse_read_in(mm_scheduler *s, const job *j, uint32_t group) {

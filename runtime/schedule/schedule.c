@@ -319,6 +319,7 @@ void mm_schedule(mm_scheduler *s) {
   mm_offload_poll(s, false);
   mm_send_poll(s);
   mm_receive_poll(s);
+  s->groups.looked = 0;
   for (bool more = true; more;) {
     size_t n = order(s, s->running == s->slots ? mm_schedule_victim(s, MM_ANY_GROUP) : NULL);
     for (more = false; n && !more;) {

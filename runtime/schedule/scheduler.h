@@ -60,7 +60,8 @@ typedef struct mm_request {
   double deadline;         /* CLOCK_MONOTONIC seconds; 0: none */
   void *user;
   /* Before each sampled token where it is not NULL, after `token` had all tokens before: the ids allowed next, [ceil(vocab/32)] as
-   * mm_sampling.allowed, valid until the next call; NULL: all. It may come twice for one token. */
+   * mm_sampling.allowed, valid until the next call; NULL: all. It may come twice for one token, and in another thread than the other
+   * callbacks, at the same time as those of other requests and never as another one of this request. */
   const uint32_t *(*allow)(void *user);
   /* Where it is not NULL: the logprobs of each token of the prompt but the first, in order and before `token`: logprobs[1 + top_logprobs],
    * the prompt's own token first. The prompt is read without the prefix cache then, and in smaller chunks. */

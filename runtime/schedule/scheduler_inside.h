@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "formats/system/pool.h"
 #include "runtime/schedule/draft_index.h"
 #include "runtime/schedule/prefix_cache.h"
 #include "runtime/schedule/scheduler.h"
@@ -38,6 +39,14 @@ typedef struct job_return {
   double until;    /* which is waited for until then */
 } job_return;
 
+/* The fetch of its prompt from another server. */
+typedef struct job_fetch {
+  mm_fetch *running; /* or NULL */
+  fetch_state state;
+  uint32_t had;  /* tokens that the cache had before that */
+  uint64_t ends; /* it waits for another job's fetch: how many had ended when that was seen, and one; 0: it does not */
+} job_fetch;
+
 /* A request while it lives. Its slot is given token[fed …]; the token sampled after token[count - 1] becomes token[count]. */
 typedef struct job {
   struct job *next, *previous; /* among the living; under the lock */
@@ -62,9 +71,7 @@ typedef struct job {
   int need;                 /* priority of its rows: its own, or a higher one of those that wait for it */
   job_return back;
   uint32_t cached; /* tokens of the prompt that the prefix cache had, at its first turn */
-  mm_fetch *fetch; /* from another server, under way */
-  fetch_state fetch_state;
-  uint32_t had;    /* tokens that the cache had before that */
+  job_fetch fetch;
   uint32_t drafts; /* of them, proposed ones behind the last */
   int32_t draft[MM_DRAFTS];
   double began; /* when it had its first slot; 0: it has had none */
@@ -124,6 +131,15 @@ typedef struct rate {
   uint32_t wait; /* with proposals: after how many steps the way that loses, these or those without, is tried again */
 } rate;
 
+/* Token masks of a step. */
+typedef struct step_masks {
+  uint32_t *slot;           /* [slots] of requests that need one; from `next` on they are still to be made */
+  const uint32_t **allowed; /* [slots] of the request in each slot; NULL: all ids */
+  size_t next;
+  mm_team *team; /* makes several at once; opened when it is first of use */
+  bool alone;    /* there is none to be had */
+} step_masks;
+
 /* Arrays of a batch. */
 typedef struct step_arrays {
   int32_t *id;
@@ -134,6 +150,7 @@ typedef struct step_arrays {
   uint32_t spare; /* outputs that the step may have besides one for each job, and those of drafts */
   bool deferred;  /* its tokens are sampled in a call of their own, after its masks are made */
   uint64_t *free; /* [groups] pages that the step may take still */
+  step_masks masks;
 } step_arrays;
 
 /* Proposals of the next steps, and the rates that decide for them. */
@@ -154,6 +171,8 @@ typedef struct scheduler_groups {
   mm_prefix_cache *cache; /* of all groups' pages, or NULL */
   uint64_t *tokens;       /* [count] of the requests that run in each */
   uint64_t *shown;        /* [count] the same under the lock */
+  uint64_t looked;        /* tokens that were compared before this step, of requests that wait with those that run */
+  uint64_t look_most;     /* after so many, other requests are looked at before the next step */
 } scheduler_groups;
 
 /* Rows of each expert of each layer. */
@@ -285,7 +304,7 @@ void mm_reuse_boundaries(mm_scheduler *s);
 /* At most `rows`, so that the chunk ends at the next boundary whose states are to be kept. */
 uint32_t mm_reuse_cut(const mm_scheduler *s, const job *j, uint32_t rows);
 /* Returns true if a running job is about to compute more of this job's prompt than the cache has, and this one will find it wherever it
- * runs, or is the one that mm_reuse_wait_in found. */
+ * runs, or is the one that mm_reuse_wait_in found; or if so many were looked at that this one's turn is before the next step. */
 bool mm_reuse_duplicate(mm_scheduler *s, job *j);
 /* Tokens of its prompt that a job of the group reads just now, so many beyond those that the group's pages have that they are worth a wait;
  * 0: none, or they come by way of host memory. */

@@ -91,11 +91,13 @@ struct mm_receiver {
   pthread_cond_t changed;
   mm_fetch *first; /* all, oldest first */
   bool closing;
-  uint32_t held;     /* the scheduler's thread's: places of fetches */
+  uint32_t held;     /* the scheduler's thread's, as are all up to stats: places of fetches */
+  uint64_t ends;     /* fetches that have ended */
+  uint64_t looks;    /* how often a prompt was compared with the cache and with these; for tests */
   bool full;         /* in this round a prompt waits for places: none that comes after it has any */
   double down_until; /* the other side was lost: no connection is tried for as long as that took */
   mm_err down;
-  mm_transfer_stats stats; /* the scheduler's thread's */
+  mm_transfer_stats stats;
 };
 
 /* Of the fetches that have not begun, the oldest of the highest priority; NULL: all have. Under the lock. */

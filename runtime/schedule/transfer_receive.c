@@ -45,7 +45,7 @@ void mm_receive_close(mm_scheduler *s) {
 
 static void fall_back(mm_receiver *r, job *j, const mm_err *reason) {
   mm_err line = {0};
-  j->fetch_state = FETCH_FAILED;
+  j->fetch.state = FETCH_FAILED;
   r->stats.fallbacks++;
   mm_fail(&line, MM_IO, "E_PREFILL", mm_at(r->s->c.transfer.from, NULL), "a prompt of %u tokens is computed here: %.400s",
           j->r.prompt_count, reason->text);
@@ -76,8 +76,8 @@ static mm_fetch *new_fetch(mm_receiver *r, const job *j, uint32_t had, mm_err *e
 static void start(mm_receiver *r, job *j, mm_fetch *f) {
   f->job = j;
   f->began = mm_now();
-  j->fetch = f;
-  j->fetch_state = FETCH_RUNS;
+  j->fetch.running = f;
+  j->fetch.state = FETCH_RUNS;
   pthread_mutex_lock(&r->lock);
   mm_fetch **at = &r->first;
   while (*at) at = &(*at)->next;
@@ -102,15 +102,20 @@ static bool fetched_already(mm_receiver *r, const job *j, uint32_t had) {
 
 bool mm_receive_waits(mm_scheduler *s, job *j) {
   mm_receiver *r = s->offload.receiver;
-  if (j->fetch_state == FETCH_RUNS) return true;
-  if (!r || j->fetch_state != FETCH_NONE || j->turn || j->r.score) return false;
+  if (j->fetch.state == FETCH_RUNS) return true;
+  if (!r || j->fetch.state != FETCH_NONE || j->turn || j->r.score) return false;
   const uint32_t most = j->r.prompt_count - 1;
   if (most < s->c.transfer.least) return false;
+  if (j->fetch.ends == r->ends + 1) return true; /* the one that it waits for has not ended */
   const uint32_t had = most ? mm_prefix_cache_has(s->groups.cache, j->r.salt, j->token, most) : 0;
+  r->looks++;
   if (most - had < mm_max(1, s->c.transfer.least)) return false;
-  if (fetched_already(r, j, had)) return true;
+  if (fetched_already(r, j, had)) {
+    j->fetch.ends = r->ends + 1;
+    return true;
+  }
   mm_err err = {0};
-  j->had = had;
+  j->fetch.had = had;
   if (mm_now() < r->down_until) return fall_back(r, j, &r->down), false;
   const uint64_t places = mm_prefix_cache_counted(s->groups.cache).places, wanted = mm_ceil_div(most, MM_PAGE) - had / MM_PAGE;
   if (wanted > places) {
@@ -139,7 +144,8 @@ static void end_fetch(mm_scheduler *s, mm_fetch *f) {
   r->stats.pages_in += f->got;
   r->stats.bytes_in += f->bytes;
   r->stats.wait_seconds += mm_now() - f->began;
-  if (j) j->fetch = NULL, j->fetch_state = FETCH_CAME;
+  r->ends++;
+  if (j) j->fetch.running = NULL, j->fetch.state = FETCH_CAME;
   if (f->lost && j) r->down = f->err, r->down_until = mm_now() + f->silent;
   if (f->ok && !mm_prefix_cache_put_places(s->groups.cache, f->request.salt, f->token, (uint32_t)f->request.count, f->place, &f->state)) {
     mm_fail(&f->err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "the prefix cache has no room for it any more");
@@ -171,17 +177,17 @@ void mm_receive_poll(mm_scheduler *s) {
 }
 
 void mm_receive_leave(job *j) {
-  if (!j->fetch) return;
-  atomic_store(&j->fetch->stop, true);
-  j->fetch->job = NULL;
-  j->fetch = NULL;
+  if (!j->fetch.running) return;
+  atomic_store(&j->fetch.running->stop, true);
+  j->fetch.running->job = NULL;
+  j->fetch.running = NULL;
 }
 
 void mm_receive_entered(mm_scheduler *s, job *j) {
   mm_receiver *r = s->offload.receiver;
-  if (!r || j->fetch_state == FETCH_NONE) return;
-  j->cached = (uint32_t)mm_min(j->cached, j->had);
-  if (j->fetch_state != FETCH_CAME || j->fed + 1 >= j->r.prompt_count) return;
+  if (!r || j->fetch.state == FETCH_NONE) return;
+  j->cached = (uint32_t)mm_min(j->cached, j->fetch.had);
+  if (j->fetch.state != FETCH_CAME || j->fed + 1 >= j->r.prompt_count) return;
   mm_err err = {0};
   mm_fail(&err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "its pages have given way to those of others");
   fall_back(r, j, &err);

@@ -183,7 +183,6 @@ static void finish(mm_call *c) {
   mm_text_put(&c->out, ",\"usage\":");
   put_usage(c, &usage);
   mm_text_put(&c->out, "}");
-  mm_call_reply(c);
 }
 
 const mm_api mm_api_messages = {.path = "/v1/messages", .prompt = "messages", MM_API_REPLIES, .anthropic = true};

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "runtime/chat/prompt.h"
+#include "runtime/serve/field_table.h"
 #include "runtime/serve/keys.h"
 
 #define ASIDE   ((size_t)16 << 10) /* a body of more bytes is read and tokenised outside the loop's thread */
@@ -237,6 +238,41 @@ const mm_choice *mm_call_failed(const mm_call *c) {
   return NULL;
 }
 
+#define WORDY ((uint64_t)1 << 16) /* tokens and likely ones in a whole reply, of which more are written outside the loop's thread */
+
+/* What a whole reply may have to say of its prompts and tokens. */
+static uint64_t words_of(const mm_call *c) {
+  const mm_params *p = &c->params;
+  uint64_t tokens = mm_call_usage(c).reply_tokens;
+  for (uint32_t i = 0; i < c->choices; i++) tokens += c->prompt_count[i / p->n];
+  return tokens * (1 + (p->logprobs ? p->top_logprobs : 0) + (p->scores ? p->top_scores : 0));
+}
+
+/* In any thread. */
+static void write_reply(void *user) {
+  mm_call *c = user;
+  if (!atomic_load(&c->left)) c->api->finish(c);
+}
+
+static void send_reply(void *user) {
+  mm_call *c = user;
+  const bool left = mm_exchange_gone(c->x);
+  mm_call_reply(c);
+  if (left) c->status = 499; /* as nginx logs it */
+  close_call(c);
+}
+
+static void finish_whole(mm_call *c) {
+  const uint64_t words = words_of(c);
+  if (words > WORDY && c->server->workers) {
+    c->job = (mm_job){.fn = write_reply, .done = {.fn = send_reply, .user = c}};
+    mm_workers_do(c->server->workers, &c->job, words > 16 * WORDY);
+    return;
+  }
+  write_reply(c);
+  send_reply(c);
+}
+
 /* Every choice has ended. */
 static void finish(mm_call *c) {
   const mm_choice *failed = mm_call_failed(c);
@@ -255,10 +291,13 @@ static void finish(mm_call *c) {
     }
     mm_exchange_end(c->x);
     c->status = status;
+  } else if (!c->streaming) {
+    finish_whole(c);
+    return;
   } else {
     c->api->finish(c);
   }
-  if (left) c->status = 499; /* as nginx logs it */
+  if (left) c->status = 499;
   close_call(c);
 }
 
@@ -428,24 +467,10 @@ static bool parse_body(mm_call *c, mm_err *err) {
   return true;
 }
 
-/* Fields by which a reply may be held to a form (content_fields.c, turn.c, openai_messages.c). The first such request makes a lexicon of
- * the whole vocabulary, and a form may take long to compile. */
-static bool may_hold(const mm_value *body) {
-  static const char *const field[] = {
-      "tools",          "response_format",       "text",    "output_config",      "thinking",
-      "reasoning",      "thinking_token_budget", "regex",   "structured_outputs", "thinking_budget_tokens",
-      "guided_grammar", "guided_choice",         "grammar", "guided_regex",       "reasoning_budget_tokens",
-      "guided_json",    "json_schema",           "ebnf",
-  };
-  for (size_t i = 0; i < sizeof field / sizeof *field; i++)
-    if (mm_value_get(body, field[i])) return true;
-  return false;
-}
-
 /* Reads a small body in the loop's thread. True if the rest is to be done in another one. */
 static bool goes_aside(mm_call *c, size_t n) {
   if (n > ASIDE || c->api->bodiless) return n > ASIDE;
-  return parse_body(c, &c->err) && may_hold(c->body);
+  return parse_body(c, &c->err) && mm_field_holds(c->body);
 }
 
 /* In any thread. */
@@ -486,9 +511,11 @@ static bool json_type(mm_call *c) {
 
 /* A body is read as it comes. */
 static bool plain_body(mm_call *c) {
-  const char *coding = mm_exchange_header(c->x, "Content-Encoding");
-  return !coding || !*coding || strcasecmp(coding, "identity") == 0 ||
-         mm_refuse(c, 415, NULL, "Content-Encoding: found %.40s, expected none", coding);
+  const char *coding;
+  for (size_t i = 0; (coding = mm_exchange_header_at(c->x, "Content-Encoding", i)); i++)
+    if (*coding && strcasecmp(coding, "identity") != 0)
+      return mm_refuse(c, 415, NULL, "Content-Encoding: found %.40s, expected none", coding);
+  return true;
 }
 
 static bool admitted(mm_call *c) {

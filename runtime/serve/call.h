@@ -18,9 +18,10 @@ typedef struct mm_api {
   bool (*begin)(mm_call *c, mm_err *err);
   bool (*start)(mm_call *c, mm_err *err); /* in the loop: starts choices, or answers */
   void (*token)(mm_choice *ch, const mm_token *t);
-  void (*prefill)(mm_choice *ch);               /* of a stream: a step read tokens of its prompt. NULL: such progress is not served */
-  void (*ended)(mm_choice *ch);                 /* ch->ending is set */
-  void (*finish)(mm_call *c);                   /* every choice has ended: the reply, or the end of the stream */
+  void (*prefill)(mm_choice *ch); /* of a stream: a step read tokens of its prompt. NULL: such progress is not served */
+  void (*ended)(mm_choice *ch);   /* ch->ending is set */
+  /* Every choice has ended: the end of the stream, or the whole reply into c->out, in any thread. */
+  void (*finish)(mm_call *c);
   void (*failed)(mm_call *c, const char *text); /* sends the event of a stream that a choice's failure ends; NULL: an error's own */
   bool bodiless;                                /* begin comes whatever the body is */
   bool keyless;                                 /* and without an API key */

@@ -99,10 +99,7 @@ void mm_openai_end(mm_call *c, void (*head)(mm_call *c), void (*put)(mm_call *c,
     mm_openai_put_progress(&c->choice[0], &c->out);
     mm_text_put(&c->out, "}");
   }
-  if (!c->params.stream) {
-    mm_call_reply(c);
-    return;
-  }
+  if (!c->params.stream) return;
   if (c->params.include_usage) mm_call_event(c, NULL);
   mm_text_put(&c->out, "[DONE]");
   mm_call_event(c, NULL);

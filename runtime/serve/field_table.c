@@ -26,7 +26,7 @@ typedef enum nothing {
 
 typedef struct field {
   const char *name;
-  char fate[MM_FIELDS_APIS + 1]; /* 'S'erved, 'R'efused or 'N'o effect, in the order of mm_field_api */
+  char fate[MM_FIELDS_APIS + 1]; /* 'S'erved, served and 'H'olds the reply to a form, 'R'efused or 'N'o effect, in mm_field_api's order */
   nothing kind;
   const char *instead; /* what is served; NULL where nothing is refused */
   const char *words;   /* with spaces between them */
@@ -84,7 +84,7 @@ static const field fields[] = {
     KNOWN("dynatemp_exponent", "NNNN"),
     REFUSED("dynatemp_range", "RRRR", ZERO, "not served, expected 0"),
     REFUSED("early_stopping", "RRRR", FALSE, "beams are not served"),
-    REFUSED("ebnf", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("ebnf", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
     KNOWN("ec_transfer_params", "NNNN"),
     REFUSED("echo", "RSRR", FALSE, "completions alone serve it"),
     REFUSED("enable_response_messages", "RRRR", FALSE, "not served"),
@@ -96,15 +96,15 @@ static const field fields[] = {
     {"function_call", "RRRR", NOTHING_WORDS, "give it as tool_choice", "auto none"},
     REFUSED("functions", "RRRR", EMPTY, "give them as tools"),
     REFUSED("generation_prompt", "RRRR", EMPTY, "the format is the checkpoint's"),
-    REFUSED("grammar", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("grammar", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
     REFUSED("grammar_lazy", "RRRR", FALSE, "a grammar holds the whole reply"),
     REFUSED("grammar_triggers", "RRRR", EMPTY, "a grammar holds the whole reply"),
     KNOWN("grammar_type", "NNNN"),
-    REFUSED("guided_choice", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_choice", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
     KNOWN("guided_decoding_backend", "NNNN"),
-    REFUSED("guided_grammar", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
-    REFUSED("guided_json", "SSRR", NULL, "not served here; chat completions and completions serve it"),
-    REFUSED("guided_regex", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_grammar", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_json", "HHRR", NULL, "not served here; chat completions and completions serve it"),
+    REFUSED("guided_regex", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
     REFUSED("guided_whitespace_pattern", "RRRR", EMPTY, "blanks of JSON are fixed; a grammar may say where they stand"),
     KNOWN("id_slot", "NNNN"),
     KNOWN("ignore_eos", "SSSS"),
@@ -119,7 +119,7 @@ static const field fields[] = {
     REFUSED("input", "RRSR", NULL, "responses alone take it"),
     REFUSED("input_ids", "RRRR", EMPTY, "give a text, or token ids as the prompt of completions"),
     REFUSED("instructions", "RRSR", EMPTY, "give them as a system message"),
-    REFUSED("json_schema", "SSRR", NULL, "not served here; chat completions and completions serve it"),
+    REFUSED("json_schema", "HHRR", NULL, "not served here; chat completions and completions serve it"),
     KNOWN("kv_transfer_params", "NNNN"),
     REFUSED("length_penalty", "RRRR", ONE, "not served, expected 1"),
     KNOWN("logit_bias", "SSSS"),
@@ -159,7 +159,7 @@ static const field fields[] = {
     REFUSED("n_predict", "RRRR", NEGATIVE, "not served; max_tokens is"),
     REFUSED("n_probs", "RRRR", ZERO, "not served; logprobs are"),
     REFUSED("no_stop_trim", "RRRR", FALSE, "not served; include_stop_str_in_output is"),
-    REFUSED("output_config", "RRRS", EMPTY, "of messages; chat completions have response_format, responses text.format"),
+    REFUSED("output_config", "RRRH", EMPTY, "of messages; chat completions have response_format, responses text.format"),
     REFUSED("output_format", "RRRR", NULL, "not served; output_config.format of messages is"),
     REFUSED("parallel_tool_calls", "SRSR", TRUE, "messages have tool_choice.disable_parallel_tool_use"),
     REFUSED("parse_special", "RSRR", FALSE, "completions alone serve it"),
@@ -177,24 +177,24 @@ static const field fields[] = {
     KNOWN("prompt_cache_retention", "NNNN"),
     REFUSED("prompt_embeds", "RRRR", EMPTY, "give a text, or token ids as the prompt of completions"),
     REFUSED("prompt_logprobs", "RSRR", NULL, "completions alone serve them"),
-    REFUSED("reasoning", "SRSR", EMPTY, "messages have thinking, completions no reasoning"),
+    REFUSED("reasoning", "HRHR", EMPTY, "messages have thinking, completions no reasoning"),
     KNOWN("reasoning_budget_end_tag", "NNNN"),
     KNOWN("reasoning_budget_end_tags", "NNNN"),
     KNOWN("reasoning_budget_message", "NNNN"),
     KNOWN("reasoning_budget_start_tag", "NNNN"),
-    REFUSED("reasoning_budget_tokens", "SRSS", NEGATIVE, "completions have no reasoning"),
+    REFUSED("reasoning_budget_tokens", "HRHH", NEGATIVE, "completions have no reasoning"),
     KNOWN("reasoning_control", "NNNN"),
     REFUSED("reasoning_effort", "SRRR", NULL, "responses have reasoning.effort, messages thinking, completions no reasoning"),
     {"reasoning_format", "RRRR", NOTHING_WORDS, "not served; reasoning_split of chat completions is", "auto deepseek"},
     REFUSED("reasoning_split", "SRRR", TRUE, "chat completions alone serve it"),
-    REFUSED("regex", "SSRR", EMPTY, "not served here; chat completions and completions serve it"),
+    REFUSED("regex", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
     REFUSED("repeat_last_n", "RRRR", ZERO, "penalties count the whole reply, expected 0"),
     REFUSED("repeat_penalty", "RRRR", ONE, "not served, expected 1"),
     REFUSED("repetition_detection", "RRRR", NULL, "not served; repetition_penalty is"),
     KNOWN("repetition_penalty", "SSSS"),
     KNOWN("request_id", "NNNN"),
     REFUSED("response_fields", "RRRR", EMPTY, "replies have all their fields"),
-    REFUSED("response_format", "SRRR", TEXT,
+    REFUSED("response_format", "HRRR", TEXT,
             "not served here; chat completions serve it, responses have text.format, messages have output_config.format"),
     KNOWN("return_cached_tokens_details", "NNNN"),
     REFUSED("return_flat_raw_output_top_logprobs", "RRRR", FALSE, "not served"),
@@ -242,21 +242,21 @@ static const field fields[] = {
     KNOWN("stream_options", "SSNN"),
     REFUSED("stream_reasoning", "RRRR", TRUE, "reasoning comes with the reply"),
     REFUSED("structural_tag", "RRRR", NULL, "not served; response_format of chat completions is"),
-    REFUSED("structured_outputs", "SSRR", NULL, "not served here; chat completions and completions serve it"),
+    REFUSED("structured_outputs", "HHRR", NULL, "not served here; chat completions and completions serve it"),
     REFUSED("suffix", "RRRR", EMPTY, "these models do not fill in"),
     REFUSED("system", "RRRS", EMPTY, "give it as a system message"),
     REFUSED("t_max_predict_ms", "RRRR", NOT_POSITIVE, "not served; timeout is"),
     REFUSED("task", "RRRR", NULL, "not served; say it in the messages"),
     KNOWN("temperature", "SSSS"),
-    REFUSED("text", "RRSR", EMPTY, "of responses; chat completions have response_format, messages output_config.format"),
-    REFUSED("thinking", "SRRS", ENABLED, "responses have reasoning.effort, completions no reasoning"),
-    REFUSED("thinking_budget_tokens", "SRSS", NEGATIVE, "completions have no reasoning"),
-    REFUSED("thinking_token_budget", "SRSS", NEGATIVE, "completions have no reasoning"),
+    REFUSED("text", "RRHR", EMPTY, "of responses; chat completions have response_format, messages output_config.format"),
+    REFUSED("thinking", "HRRH", ENABLED, "responses have reasoning.effort, completions no reasoning"),
+    REFUSED("thinking_budget_tokens", "HRHH", NEGATIVE, "completions have no reasoning"),
+    REFUSED("thinking_token_budget", "HRHH", NEGATIVE, "completions have no reasoning"),
     REFUSED("thread", "RRRR", NULL, "nothing is stored here; send the whole input"),
     KNOWN("timeout", "SSSS"),
     KNOWN("timings_per_token", "SSSN"),
     {"tool_choice", "SRSS", NOTHING_WORDS, "chat completions, responses and messages serve it", "auto none"},
-    REFUSED("tools", "SRSS", EMPTY, "chat completions, responses and messages serve them"),
+    REFUSED("tools", "HRHH", EMPTY, "chat completions, responses and messages serve them"),
     KNOWN("top_k", "SSSS"),
     REFUSED("top_logprobs", "SRRR", ZERO, "chat completions alone serve them; completions have logprobs"),
     REFUSED("top_n_sigma", "RRRR", NEGATIVE, "not served, expected a negative number"),
@@ -290,7 +290,15 @@ const char *mm_field_instead(size_t i) { return fields[i].instead; }
 mm_field_fate mm_field_fate_of(const char *name, mm_field_api api) {
   const field *f = find(name);
   if (!f) return MM_FIELD_UNKNOWN;
-  return f->fate[api] == 'S' ? MM_FIELD_SERVED : f->fate[api] == 'R' ? MM_FIELD_REFUSED : MM_FIELD_NO_EFFECT;
+  return strchr("SH", f->fate[api]) ? MM_FIELD_SERVED : f->fate[api] == 'R' ? MM_FIELD_REFUSED : MM_FIELD_NO_EFFECT;
+}
+
+bool mm_field_holds(const mm_value *body) {
+  for (const mm_value *v = body->first; v; v = v->next) {
+    const field *f = v->type == MM_VALUE_NULL ? NULL : find(v->key);
+    if (f && mm_value_key_is(v, f->name) && strchr(f->fate, 'H')) return true;
+  }
+  return false;
 }
 
 /* ---- What asks for nothing ---- */

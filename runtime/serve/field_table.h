@@ -14,6 +14,9 @@ typedef enum mm_field_fate {
 } mm_field_fate;
 
 mm_field_fate mm_field_fate_of(const char *name, mm_field_api api);
+/* The body has a field by which an API holds replies to a form. The first such request makes a lexicon of the whole vocabulary, and a form
+ * may take long to compile. */
+bool mm_field_holds(const mm_value *body);
 /* The first member of the body that the API must refuse, NULL: there is none. *instead: what is served for it. */
 const mm_value *mm_field_refused(const mm_value *body, mm_field_api api, const char **instead);
 /* Entry i in the order of names; NULL behind the last. */

@@ -326,6 +326,11 @@ size_t mm_framing_read(mm_framing *f, const char *bytes, size_t n) {
   return used;
 }
 
+void mm_framing_late(mm_framing *f) {
+  refuse(f, 408, "the request did not arrive whole in the time that this server waits (--read-timeout)");
+  cut_query(f);
+}
+
 const char *mm_framing_find(const mm_framing *f, const char *name, size_t number) {
   for (size_t i = 0; i < f->fields; i++)
     if (strcasecmp(f->field[i].name, name) == 0 && !number--) return f->field[i].value;
@@ -366,6 +371,7 @@ const char *mm_framing_reason(int status) {
                {403, "Forbidden"},
                {404, "Not Found"},
                {405, "Method Not Allowed"},
+               {408, "Request Timeout"},
                {413, "Content Too Large"},
                {415, "Unsupported Media Type"},
                {417, "Expectation Failed"},

@@ -22,7 +22,7 @@ typedef struct mm_framing {
   size_t head_max;   /* bytes of the head; as many again of trailers and chunk extensions */
   uint64_t body_max; /* bytes of the body, chunks put together */
   mm_framing_state state;
-  int status;         /* 400, 413, 431, 503 or 505 */
+  int status;         /* 400, 408, 413, 431, 503 or 505 */
   const char *reason; /* static */
   /* Borrowed until mm_framing_next. */
   const char *method, *path; /* NULL: not read. path: without the query; of a refused request the target */
@@ -44,6 +44,8 @@ typedef struct mm_framing {
 /* Reads up to the end of the head, or of the request, and returns how many of the n bytes that took. Nothing is read in the states DONE and
  * REFUSED. How the bytes are divided between calls makes no difference. */
 size_t mm_framing_read(mm_framing *f, const char *bytes, size_t n);
+/* The rest of a request did not arrive in time: refuses it. */
+void mm_framing_late(mm_framing *f);
 /* Begins the next request. */
 void mm_framing_next(mm_framing *f);
 /* The value of a field of that name, any case, the first one having the number 0; NULL: there are not so many. */

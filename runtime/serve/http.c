@@ -224,6 +224,12 @@ static void look(mm_exchange *x) {
     probe(x);
 }
 
+/* A part of a request that comes no further is answered (RFC 9110, section 15.5.9). */
+static void end_late(mm_exchange *x) {
+  mm_framing_late(&x->in);
+  begin_answer(x);
+}
+
 static void sweep(void *user) {
   mm_http *h = user;
   const double late = mm_now() - h->c.read_time;
@@ -234,6 +240,8 @@ static void sweep(void *user) {
       leave(x);
     else if (x->phase == ANSWERING)
       look(x);
+    else if (x->phase == READING && x->begun && x->since < late)
+      end_late(x);
     else if (x->phase != WRITING && x->since < late)
       leave(x);
   }
@@ -525,17 +533,8 @@ static bool bind_address(mm_http *h, mm_err *err) {
   return true;
 }
 
-/* libevent ends the program where it has no descriptors for itself. */
-static bool spare_descriptors(mm_err *err) {
-  int fd[4], n = 0;
-  while (n < 4 && (fd[n] = eventfd(0, EFD_CLOEXEC)) >= 0) n++;
-  const bool ok = n == 4 || mm_fail_errno(err, mm_at(NULL, NULL), "eventfd", errno);
-  while (n) close(fd[--n]);
-  return ok;
-}
-
 static bool open_loop(mm_http *h, mm_err *err) {
-  if (!spare_descriptors(err)) return false;
+  if (!mm_loop_descriptors(err)) return false;
   event_set_mem_functions(mm_loop_malloc, mm_loop_realloc, mm_loop_free);
   struct event_config *c = event_config_new();
   if (c) {

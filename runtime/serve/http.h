@@ -13,7 +13,7 @@ typedef struct mm_http_config {
   uint16_t port;    /* 0: any free one */
   uint64_t header_max, body_max;
   uint32_t connections; /* open at a time; more wait in the kernel's queue */
-  double read_time;     /* seconds in which a request must arrive whole, and a kept connection must send its next */
+  double read_time;     /* seconds in which a request must arrive whole, and a kept connection must begin its next */
   double write_time;    /* seconds in which a client must take something of what is ready for it */
   uint64_t pending_max; /* bytes of a stream that may wait for its client, and 8 times its request's; beyond, the client is dropped */
   /* A whole request, or one that is refused (mm_exchange_refused). It is ended by mm_exchange_reply or mm_exchange_end, now or later. */

@@ -1,11 +1,14 @@
 /* Allocation with a reserve of equal blocks. */
 #include "runtime/serve/loop_memory.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <stdalign.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #define BLOCKS      64
 #define BLOCK_BYTES 16384 /* room for the timers and the descriptors of 2,048 connections */
@@ -43,4 +46,12 @@ void *mm_loop_realloc(void *p, size_t n) {
   if (p) memcpy(q, p, had < n ? had : n);
   mm_loop_free(p);
   return q;
+}
+
+bool mm_loop_descriptors(mm_err *err) {
+  int fd[4], n = 0;
+  while (n < 4 && (fd[n] = eventfd(0, EFD_CLOEXEC)) >= 0) n++;
+  const bool ok = n == 4 || mm_fail_errno(err, mm_at(NULL, NULL), "eventfd", errno);
+  while (n) close(fd[--n]);
+  return ok;
 }

@@ -5,8 +5,12 @@
 
 #include <stddef.h>
 
+#include "formats/system/base.h"
+
 void *mm_loop_malloc(size_t n);
 void *mm_loop_realloc(void *p, size_t n);
 void mm_loop_free(void *p);
+/* False where there are no descriptors for libevent itself, without which it ends the program. */
+MM_MUST_USE bool mm_loop_descriptors(mm_err *err);
 
 #endif

@@ -195,6 +195,17 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
   return true;
 }
 
+/* The member of that key, which may be null. */
+static const mm_value *member(const mm_value *object, const char *key) {
+  const mm_value *v = object->type == MM_VALUE_OBJECT ? object->first : NULL;
+  while (v && !mm_value_key_is(v, key)) v = v->next;
+  return v;
+}
+
+/* As it stands in the request, for a format. */
+#define RAW(v) (v) ? (int)(v)->raw_n : 0, (v) ? (v)->raw : ""
+
+/* The tool's text is what chat's form of the same tool would be: all that it may hold, null too. */
 bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err) {
   const mm_value *list;
   const bool anthropic = c->api->anthropic;
@@ -212,10 +223,10 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", anthropic ? "tools: an input_schema is %s" : "tools: parameters are %s", mm_value_word(parameters));
     if (!mm_field(c, v, "description", MM_VALUE_STRING, &about)) return false;
-    char *json =
-        mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s}}", (int)name->raw_n, name->raw,
-                        about ? ", \"description\": " : "", about ? (int)about->raw_n : 0, about ? about->raw : "",
-                        parameters ? ", \"parameters\": " : "", parameters ? (int)parameters->raw_n : 0, parameters ? parameters->raw : "");
+    const mm_value *shown[] = {member(v, "description"), member(v, schema), member(v, "strict")};
+    char *json = mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s%s%.*s}}", RAW(name),
+                                 shown[0] ? ", \"description\": " : "", RAW(shown[0]), shown[1] ? ", \"parameters\": " : "", RAW(shown[1]),
+                                 shown[2] ? ", \"strict\": " : "", RAW(shown[2]));
     if (!json) return false;
     t[out->tool_count] = (mm_chat_tool){.json = {json, strlen(json)}};
     if (!mm_field_bool(c, v, "strict", &t[out->tool_count++].strict)) return false;

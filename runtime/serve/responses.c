@@ -279,7 +279,6 @@ static void finish(mm_call *c) {
     return;
   }
   put_response(c, t, cut ? "incomplete" : "completed", NULL, &c->out);
-  mm_call_reply(c);
 }
 
 static void failed(mm_call *c, const char *text) { send_response(c->choice[0].state, "response.failed", "failed", text); }

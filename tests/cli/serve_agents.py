@@ -271,6 +271,20 @@ def failing_streams(s):
             assert status == 200 and "time is over" in error["error"]["message"] and (path == CHAT or event == error["type"] == "error"), last
 
 
+def same_tools(s):
+    """A tool makes the same prompt in all APIs, in whichever of its fields are there or null: a reply in chat has the prompt of messages and responses cached."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    for i, fields in enumerate(({}, {"strict": False}, {"strict": True}, {"strict": None}, {"description": None}, {"parameters": None}, {"description": "d", "strict": False})):
+        f = {"name": f"weather_{i}", "description": "It says how the weather is. " * 12, "parameters": schema, **fields}
+        anthropic = {"input_schema" if k == "parameters" else k: v for k, v in f.items()}
+        usage = s.post(CHAT, {**ONE, "messages": [user("x")], "tools": [{"type": "function", "function": f}]})["usage"]
+        counts = [s.post(RESPONSES + "/input_tokens", {"input": "x", "tools": [{"type": "function", **f}]})["input_tokens"],
+                  s.post(MESSAGES + "/count_tokens", {"messages": [user("x")], "tools": [anthropic]})["input_tokens"]]
+        assert counts == [usage["prompt_tokens"]] * 2, (fields, counts, usage)
+        again = s.post(RESPONSES, {"input": "x", "max_output_tokens": 1, "tools": [{"type": "function", **f}]})["usage"]["input_tokens_details"]["cached_tokens"]
+        assert again == counts[0] - 1, (fields, again, counts)
+
+
 def strangers(packed):
     """A page of another site asks a server without a key: by its own name, which it made to point here, or as a form."""
     def status(s, **headers):
@@ -348,7 +362,7 @@ def metrics(packed):
         peaks = [v[f'expert_peak{{layer="{i}"}}'] for i in range(layers)]
         assert all(1 <= x <= model["num_local_experts"] / model["num_experts_per_tok"] for x in peaks), peaks
         before = v["expert_rows_total"]
-        r = s.post("/v1/completions", {"prompt": "zeta", "max_tokens": 7, "ignore_eos": True, "cache_salt": "new"})
+        r = s.post("/v1/completions", {"prompt": "zeta", "max_tokens": 7, "ignore_eos": True, "cache_salt": "new", "speculative": 0})
         v = idle(s)
         rows = r["usage"]["prompt_tokens"] + 7 - 1  # the last token of a reply is never fed
         assert v["expert_rows_total"] - before == rows * layers * model["num_experts_per_tok"], (v["expert_rows_total"], before, rows)
@@ -402,6 +416,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     many_thoughts(server)
     reasons(server)
     refusals(server)
+    same_tools(server)
     failing_streams(server)
 with Server(PACKED, "--chat-format", "minimax-m2") as server:
     agent(server)

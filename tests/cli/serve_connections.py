@@ -178,6 +178,20 @@ def schemas_aside(s):
     assert loop < 0.25 * max(spent.values()), (loop, spent)
 
 
+def long_reply():
+    """A whole reply of many logprobs is written by a worker: requests of others do not wait for the loop's thread."""
+    with Server(PACKED, "--max-model-len", "2048", "--threads", "1") as s:
+        workers = sorted(int(t) for t in os.listdir(f"/proc/{s.process.pid}/task"))[1:4]  # those that are made first
+
+        def seconds():
+            return sum(int(open(f"/proc/{s.process.pid}/task/{t}/schedstat").read().split()[0]) for t in workers) / 1e9
+
+        before = seconds()
+        got = s.post(COMPLETIONS, {"prompt": [20 + i % 1900 for i in range(1000)], "max_tokens": 1, "n": 100, "echo": True, "logprobs": 20})
+        assert [len(c["logprobs"]["top_logprobs"]) for c in got["choices"]] == [1001] * 100
+        assert seconds() - before > 0.01, seconds() - before
+
+
 def long_echo():
     """Fields that each response repeats may be long: a client that reads has its stream."""
     with Server(PACKED, "--chat-format", "minimax-m2") as s:
@@ -273,7 +287,8 @@ def several():
         key = b"x-api-key: k\r\n"
         for more, status in [(key, 200), (key + key, 400), (key + b"X-Api-Key: other\r\n", 400), (b"x-api-key: other\r\n" + key, 400), (b"Authorization: Bearer k\r\n" * 2, 400),
                              (key + b"Content-Type: application/json\r\nContent-Type: text/plain\r\n", 400), (key + b"Origin: %s\r\n" % page * 2, 400),
-                             (key + b"endpoint-load-metrics-format: TEXT\r\n" * 2, 400), (key + b"Expect: 100-continue\r\n" * 2, 200),
+                             (key + b"endpoint-load-metrics-format: TEXT\r\n" * 2, 400), (key + b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\n", 415),
+                             (key + b"Content-Encoding: identity\r\n" * 2, 200), (key + b"Expect: 100-continue\r\n" * 2, 200),
                              (key + b"Expect: , 100-Continue ,\t100-continue,\r\n", 200), (key + b"Expect: 100-continue\r\nExpect: x\r\n", 417),
                              (key + b"Expect: 100-continue, x\r\n", 417), (key + b"Expect: 100-continue x\r\n", 417), (key + b"Expect: 100-continued\r\n", 417)]:
             got = head_of(more)
@@ -281,7 +296,7 @@ def several():
             assert status != 400 or b": found two, expected one" in got, (more, got)
         for traces in ([b"1" * 32], [b"1" * 32, b"2" * 32]):
             assert b"HTTP/1.1 200 " in head_of(key + b"".join(trace % x for x in traces))
-        until(lambda: open(s.log).read().count('"request"') == 16)
+        until(lambda: open(s.log).read().count('"request"') == 18)
         lines = [json.loads(x) for x in open(s.log) if '"request"' in x]
         assert [x.get("traceparent", "")[3:5] for x in lines[-2:]] == ["11", ""], lines[-2:]
         ask = b"Origin: %s\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: a\r\nAccess-Control-Request-Headers: b, c\r\n" % page
@@ -408,6 +423,7 @@ with Server(PACKED, "--max-body", "1M") as server:
     schemas_aside(server)
 beside_long_ones()
 long_echo()
+long_reply()
 few_descriptors()
 no_descriptors()
 idle()

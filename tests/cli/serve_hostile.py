@@ -4,6 +4,7 @@ succeeds; slow, silent, leaving and pipelining connections cost themselves alone
 import json
 import os
 import random
+import select
 import socket
 import sys
 import time
@@ -273,8 +274,8 @@ def failing(s):
 
 
 def slow(packed):
-    """Connections that send nothing, or a byte now and then, are closed at their time; those that read nothing do not hold others up, who
-    would else wait for the write timeout."""
+    """At their time connections that send nothing are closed, and those that send a byte now and then are told so (408); those that read
+    nothing do not hold others up, who would else wait for the write timeout."""
     with Server(packed, "--read-timeout", "1", "--write-timeout", "40", "--max-connections", "300") as s:
         silent = [raw(s) for _ in range(200)]
         trickle = [raw(s, b"POST /v1/completions HTTP/1.1\r\n") for _ in range(60)]
@@ -293,9 +294,10 @@ def slow(packed):
         for c in silent + trickle:
             c.settimeout(30)
             try:
-                assert c.recv(1000) in (b"",), "a slow connection was answered"
+                got = c.recv(1000)
+                assert got.startswith(b"HTTP/1.1 408 ") and b"\r\nConnection: close\r\n" in got if c in trickle else got == b"", (c in trickle, got)
             except ConnectionError:
-                pass
+                assert c in silent, "a slow request was not answered"
             c.close()
         for c in readers:
             c.close()
@@ -321,13 +323,23 @@ def idle(packed):
             assert c.recv(65536).startswith(b"HTTP/1.1 200 "), more
             c.close()
         c, end = raw(s, b"POST /v1/completions HTTP/1.1\r\n"), time.monotonic() + 20
-        try:  # whole lines, now and then, do not begin it anew
-            while True:
-                c.sendall(b"a: b\r\n")
-                time.sleep(0.4)
-                assert time.monotonic() < end, "a slow request was not cut"
-        except OSError:
+        while not select.select([c], [], [], 0.4)[0]:  # whole lines, now and then, do not begin it anew
+            c.sendall(b"a: b\r\n")
+            assert time.monotonic() < end, "a slow request was not cut"
+        assert c.recv(65536).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        c.close()
+        # A part of a body, behind a reply; and no part of a next request.
+        body = raw(s, request + request[:-1])
+        kept = raw(s, request)
+        for c in (body, kept):
+            c.settimeout(30)
+            got = b""
+            while part := c.recv(65536):
+                got += part
+            assert [x.split()[0] for x in got.split(b"HTTP/1.1 ")[1:]] == [b"200"] + [b"408"] * (c is body), got
             c.close()
+        line = [x for x in open(s.log) if " 408 " in x]
+        assert len(line) == 2 and all(" POST /v1/completions 408 " in x for x in line), line
 
 
 PACKED = convert("tests/data/tiny-m2")

@@ -1,8 +1,9 @@
 /* The scheduler on devices that choose by themselves: the next step is queued before the last one's choices are read. The device is the CPU
  * backend with a choice of its own behind it, whose tokens come out only when they are collected; with shared pages and without. One that
- * defers keeps the logits of a pass, so that masks are made and the step before is collected in the meantime. */
+ * defers keeps the logits of a pass, so that masks are made, several at once, and the step before is collected in the meantime. */
 #include <unistd.h>
 
+#include "formats/system/pool.h"
 #include "tests/unit/runtime/random_requests.h"
 
 enum { SLOTS = 6, ROWS = 64, SAMPLES = MM_SAMPLES_MIN_P | MM_SAMPLES_BIAS | MM_SAMPLES_MASK | MM_SAMPLES_LOGPROBS };
@@ -298,6 +299,43 @@ TEST(test_lost) {
   assert_int_equal(next.finish, MM_FINISH_ERROR);
   assert_string_equal(next.err.code, "E_CUDA");
   close_device(&w);
+}
+
+/* ---- masks that take long ---- */
+
+static _Atomic uint32_t masks_now, masks_most, masks_made;
+
+static const uint32_t *slow_allow(void *user) {
+  const struct timespec t = {0, 4000000};
+  const uint32_t now = ++masks_now;
+  for (uint32_t most = masks_most; now > most && !atomic_compare_exchange_weak(&masks_most, &most, now);) {}
+  masks_made++;
+  nanosleep(&t, NULL);
+  masks_now--;
+  return client_allow(user);
+}
+
+/* The masks of a step are made by several threads, each once, whether the step is sampled behind its pass or in one with it. */
+TEST(test_masks_at_once) {
+  for (uint32_t k = 0; k < 2; k++) {
+    serving w;
+    client c[SLOTS];
+    open_device(&w, kind(k), true, k, (mm_limits){.max_tokens = ROWS, .slots = SLOTS},
+                (mm_scheduler_config){.step_tokens = ROWS, .queue_max = 9});
+    masks_most = masks_made = 0;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+      c[i] = (client){.r = {.max_tokens = 10}, .masked = i != 2};
+      fill(&c[i], i, 5);
+      client_ready(&w, &c[i]);
+      if (c[i].masked) c[i].r.allow = slow_allow;
+    }
+    clients_submit_held(&w, c, SLOTS);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < SLOTS; i++) client_check(&c[i]);
+    assert_int_equal(masks_made, (SLOTS - 1) * 10);
+    assert_int_equal(masks_most > 1, mm_pool_cpus() > 1);
+    close_device(&w);
+  }
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

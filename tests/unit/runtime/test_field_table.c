@@ -51,4 +51,30 @@ TEST(same_as_the_file) {
   free(text);
 }
 
+/* A field holds a reply where some API serves it as such, null never; one that is served otherwise, or that nobody knows, does not. */
+TEST(fields_that_hold) {
+  static const struct {
+    const char *body;
+    bool holds;
+  } row[] = {
+      {"{}", false},
+      {"{\"prompt\": \"x\", \"stop\": [\"y\"]}", false},
+      {"{\"tools\": []}", true},
+      {"{\"prompt\": \"x\", \"ebnf\": \"\"}", true},
+      {"{\"guided_json\": {}}", true},
+      {"{\"guided_json\": null}", false},
+      {"{\"guided_json\\u0000\": {}}", false},
+      {"{\"reasoning_budget_tokens\": 3}", true},
+      {"{\"structural_tag\": {}}", false},
+  };
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    mm_err err = {0};
+    mm_arena a = {0};
+    const mm_value *body = mm_body_parse(&a, row[i].body, strlen(row[i].body), &err);
+    assert_non_null(body);
+    if (mm_field_holds(body) != row[i].holds) fail_msg("%s", row[i].body);
+    mm_arena_close(&a);
+  }
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }

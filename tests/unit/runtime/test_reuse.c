@@ -1,6 +1,7 @@
 /* Requests that begin alike, through the scheduler: how much of a prompt the prefix cache has, at page borders and next to them, at
  * boundaries where states were kept, across turns, tenants and requests of one moment; what comes of a hit is what comes of a miss, to the
  * bit of its logprobs. */
+#include "runtime/schedule/scheduler_inside.h"
 #include "tests/unit/runtime/serving.h"
 
 static void fill(client *c, uint32_t text, uint32_t from, uint32_t to) {
@@ -122,6 +123,44 @@ TEST(test_twins) {
       cached += c[i].cached;
     }
     assert_int_equal(cached, 4 * 299);
+    serving_close(&w, true);
+  }
+}
+
+static mm_scheduler *looking;
+static uint64_t most_looked;
+
+static bool looking_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (looking) most_looked = mm_max(most_looked, looking->groups.looked);
+  return poisoning_begin(b, batch, err);
+}
+
+/* A crowd that waits for one prompt is looked at in parts, a part before each step, and all find what it has. */
+TEST(test_crowd) {
+  enum { CROWD = 60 };
+  static client c[CROWD];
+  static mm_ops ops;
+  ops = mm_ops_cpu;
+  ops.begin = looking_begin;
+  for (uint32_t k = 0; k < 3; k++) {
+    serving w;
+    serving_open_ops(&w, kind(k), 1, &ops, (mm_limits){.max_tokens = 16, .slots = 4},
+                     (mm_scheduler_config){.step_tokens = 16, .queue_max = 100, .prefix_cache = true, .cache_bytes = 1 << 20});
+    most_looked = 0, looking = w.scheduler;
+    looking->groups.look_most = 5000;
+    for (uint32_t i = 0; i < CROWD; i++) {
+      c[i] = start(0, 300);
+      c[i].r.max_tokens = 1;
+      client_ready(&w, &c[i]);
+    }
+    clients_submit_held(&w, c, CROWD);
+    atomic_store(&serving_closed, false);
+    for (uint32_t i = 0; i < CROWD; i++) {
+      client_check(&c[i]);
+      assert_int_equal(c[i].cached, i ? 299 : 0);
+    }
+    if (most_looked <= 2500 || most_looked > 6500) fail_msg("%llu tokens", (unsigned long long)most_looked);
+    looking = NULL;
     serving_close(&w, true);
   }
 }
