@@ -81,6 +81,15 @@ bool mm_wait_quiet(const mm_wait *w) {
   return mm_now() - w->since >= (w->unfinished[0] && w->o->quiet_s < UNFINISHED ? UNFINISHED : w->o->quiet_s);
 }
 
+/* One that is no JSON is written in place, as curl and rsync do, or after a quiet time what it is to be. */
+static bool text_is_whole(const mm_wait *w, const char *name) {
+  const mm_path path = mm_path_of(w->dir, name);
+  if (!is_settled(path.text, w->o->quiet_s)) return false;
+  mm_json *j = mm_json_load(path.text, MM_INDEX_MAX, MM_IGNORED);
+  mm_json_free(j);
+  return j || mm_wait_quiet(w);
+}
+
 uint8_t *mm_wait_header(const mm_file *f, const char *path, size_t *n, mm_err *err) {
   uint8_t prefix[8];
   uint64_t length;
@@ -125,8 +134,7 @@ static bool single_whole(const char *dir, double quiet_s, mm_err *err) {
 
 /* Waits for the index, or for the only weight file and then for a quiet time, in which no index has come. */
 static bool await_names(mm_wait *w, bool *single, mm_err *err) {
-  const mm_path index = mm_path_of(w->dir, MM_INDEX_NAME);
-  while (!is_settled(index.text, w->o->quiet_s)) {
+  while (!text_is_whole(w, MM_INDEX_NAME)) {
     *single = single_whole(w->dir, w->o->quiet_s, err) && mm_wait_quiet(w);
     if (err->status != MM_OK) return false;
     if (*single && w->o->frees)
@@ -144,8 +152,7 @@ bool mm_follow_texts(const char *given, const mm_follow_options *o, bool *single
   mm_wait w = {.o = o, .dir = dir, .since = mm_now()};
   *single = false;
   bool ok = dir;
-  for (mm_path path = mm_path_of(ok ? dir : "", "config.json"); ok && !is_settled(path.text, o->quiet_s);)
-    ok = mm_wait_once(&w, "config.json", "", err);
+  while (ok && !text_is_whole(&w, "config.json")) ok = mm_wait_once(&w, "config.json", "", err);
   ok = ok && await_names(&w, single, err);
   mm_arena_close(&arena);
   return ok;
@@ -157,8 +164,7 @@ bool mm_follow_description(const mm_hf *hf, const mm_follow_options *o, bool *ca
   *came = false;
   if (mm_hf_described(hf)) return true;
   for (;;) {
-    for (size_t i = first; mm_hf_description(i); i++)
-      *came = *came || is_settled(mm_path_of(hf->dir, mm_hf_description(i)).text, o->quiet_s);
+    for (size_t i = first; mm_hf_description(i); i++) *came = *came || text_is_whole(&w, mm_hf_description(i));
     mm_wait_look(&w);
     if (*came || mm_wait_quiet(&w)) return true;
     if (!mm_wait_once(&w, mm_hf_description(first), "", err)) return false;

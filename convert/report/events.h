@@ -13,8 +13,9 @@ mm_events *mm_events_open(const mm_output_place *place, mm_err *err);
   {                                                                                                                         \
     {.head = "{\"architecture\":\"", .text = "\"event\":\""}, { .head = "{\"error\":\"E_", .text = "\"event\":\"failed\"" } \
   }
-/* One line, in one write; takes `fields` over (NULL: no memory for them), puts "event" and "time" into it. The first failure is kept. Not
- * from two threads at once. Accepts NULL. */
+/* One line, in one write; of progress none where a pipe is full, others within 5 s, in which its reader takes some, or not at all;
+ * takes `fields` over (NULL: no memory for them), puts "event" and "time" into it. The first failure is kept. Not from two threads at once.
+ * Accepts NULL. */
 void mm_events_put(mm_events *e, const char *event, mm_json *fields);
 /* False when a line could not be written. Accepts NULL. */
 MM_MUST_USE bool mm_events_close(mm_events *e, mm_err *err);

@@ -138,6 +138,11 @@ def refusals(s):
                              (CHAT, {"messages": [*ASK, {"role": "root", "content": "x"}]}, "root")):
         got = s.post(path, body, status=400)
         assert word in got["error"]["message"], (body, got)
+    for value, word in (({"propertyNames": {"enum": ["a"]}}, "propertyNames"), ({"patternProperties": {"^a": {}}, "additionalProperties": False}, "patternProperties"),
+                        ({"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, "alternatives of objects")):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"p": {"type": "object", **value}}}}}
+        got = s.post(CHAT, {"messages": ASK, "tools": [tool], "tool_choice": "required", "max_tokens": 1}, status=400)
+        assert word in got["error"]["message"] and "in this format's calls" in got["error"]["message"], got
     for prompt, word in (("x]<]image[>[y", "token 1 of the prompt is ]<]image[>["), ([5, 6, s.post("/tokenize", {"prompt": "]<]video[>[", "parse_special": True})["tokens"][0]], "]<]video[>[")):
         got = s.post("/v1/completions", {"prompt": prompt, "parse_special": True, "max_tokens": 1}, status=400)
         assert word in got["error"]["message"], (prompt, got)

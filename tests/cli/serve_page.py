@@ -214,7 +214,7 @@ def markdown(b):
 def fake(b, *replies, wait=0):
     """The next replies' deltas, each `wait` ms after the one before; the requests' bodies are in `bodies`."""
     b.run("window.plain ||= fetch; window.bodies = []; window.next = %s; 0" % json.dumps([
-        "".join("data: " + json.dumps({"choices": [{"delta": d}]}) + "\n\n" for d in r) + 'data: {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": %d}}\n\ndata: [DONE]\n\n' % (len(r) if wait else 9)
+        "".join("data: " + json.dumps({"choices": [{"delta": d}]}) + "\n\n" for d in r) + 'data: {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": %d, "completion_tokens_details": {"reasoning_tokens": 7}}}\n\ndata: [DONE]\n\n' % (len(r) if wait else 9)
         for r in replies]))
     b.run("""window.slowly = text => new Response(new ReadableStream({async start(c) {
       for (const part of text.split(/(?<=\\n\\n)/)) { c.enqueue(new TextEncoder().encode(part)); await new Promise(r => setTimeout(r, %d)); }
@@ -242,7 +242,7 @@ def conversations(b):
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first"}] and body["top_p"] == 0.5
     assert body["chat_template_kwargs"] == {"enable_thinking": False} and body["temperature"] == 0
     assert b.run("document.querySelector('article strong').textContent") == "one"
-    assert b.run("document.querySelector('summary').textContent") == "Reasoning 0 s, 1 token"
+    assert b.run("document.querySelector('summary').textContent") == "Reasoning 0 s, 7 tokens"  # as the usage says, whatever pieces came
     foot = b.run("[...document.querySelectorAll('footer')].at(-1).textContent")
     assert foot.startswith("CopyRegenerateContinue9 tokens, ") and foot.endswith("tokens/s, length"), foot
     press(b, "Regenerate")

@@ -30,7 +30,7 @@ Object.assign(globalThis, {window: {}, document: {getElementById: named, createE
 })();
 """
 ASK = """
-const reply = {role: "assistant", content: ""}, shown = {reasoning() {}, content() {}, call() {}, article: {isConnected: false}};
+const reply = {role: "assistant", content: ""}, shown = {reasoning() {}, thought() {}, content() {}, call() {}, article: {isConnected: false}};
 $("max").value = "4"; $("key").value = KEY;
 setTimeout(async () => {
   let why = null;

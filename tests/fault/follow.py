@@ -198,6 +198,29 @@ def single():
     run(*args, "--follow-timeout", "60", status=3, says=["model.safetensors"])
 
 
+def in_place():
+    """Texts that are written in place, and stand still for a while: what is no JSON yet is waited for until the folder is quiet."""
+    parent = work + "/in_place"
+    source, to = split("tests/data/tiny-m2", parent + "/source", 5), parent + "/download"
+    shutil.copytree(source, to)
+    run(source, "-o", parent + "/plain")
+    for name in ("config.json", INDEX):
+        whole = open(f"{source}/{name}", "rb").read()
+        with open(f"{to}/{name}", "wb") as f:
+            f.write(whole[:-40])
+        child = subprocess.Popen([convert, to, "-o", f"{parent}/out-{name}", "--follow", "--follow-quiet", "6", "-q"], stderr=subprocess.PIPE, text=True)
+        time.sleep(2.5)
+        assert child.poll() is None, child.stderr.read()
+        with open(f"{to}/{name}", "wb") as f:
+            f.write(whole)
+        assert child.wait(60) == 0, child.stderr.read()
+        assert same(f"{parent}/out-{name}", parent + "/plain")
+        with open(f"{to}/{name}", "wb") as f:
+            f.write(whole[:-40])
+        run(to, "-o", parent + "/never", "--follow", "--follow-quiet", "1", "--follow-timeout", "60", status=3, says=["E_JSON", name])
+        shutil.copy(f"{source}/{name}", to)
+
+
 def another():
     """Two models of one family: the same names, files and headers, other numbers. All that came of the first is converted and gone; the
     second one's folder neither goes on with it nor discards it. The first folder does, under another name too."""
@@ -377,6 +400,7 @@ def cases():
     run(parent + "/download", "-o", parent + "/out", "--quant", "bf16", "--follow", "--follow-timeout", "60", "--jobs", "8", status=3, says=[name])
     assert time.monotonic() - start < 30
     single()
+    in_place()
     another()
     # Rules between options.
     for wrong in (["--delete-source"], ["--follow", "--dry-run"], ["--follow", "--layout", "hf"], ["--follow", "--compress", "zstd"], ["--follow", "--part", "0/2"],
