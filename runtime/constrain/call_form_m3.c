@@ -104,7 +104,8 @@ static const mm_form *fields(maker *m, const mm_form *json, const mm_value *sche
   if (!map && json->kind != MM_FORM_OBJECT)
     return mm_call_unserved(m, "alternatives of objects are not served in this format's calls"), NULL;
   if (map && json->key)
-    return mm_call_unserved(m, "\"propertyNames\" or \"patternProperties\", a condition on keys, is not served in this format's calls"), NULL;
+    return mm_call_unserved(m, "\"propertyNames\" or \"patternProperties\", a condition on keys, is not served in this format's calls"),
+           NULL;
   if (!map && (json->least || json->most != UINT32_MAX))
     return mm_call_unserved(m, "\"minProperties\" and \"maxProperties\" are not served in this format's calls"), NULL;
   mm_form *f = mm_call_new(m, MM_FORM_FIELDS);
