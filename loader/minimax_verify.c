@@ -272,7 +272,7 @@ static bool open_made(mm_hf *made, const mm_verify_args *a, const mm_pack *p, mm
 /* Where the recipe took static scales of activations from a file, the plan has those of the checkpoint: the file is not at hand. */
 static bool scales_of_made(mm_act_scales *s, mm_plan_options *o, const mm_hf *made, mm_err *err) {
   mm_recipe recipe = {0};
-  bool ok = mm_recipe_parse(&recipe, o->quant, err);
+  bool ok = mm_recipe_parse_normal(&recipe, o->quant, err);
   if (ok && recipe.act_scales) {
     ok = mm_exact_input_scales(s, made, err);
     o->act_scales = s;

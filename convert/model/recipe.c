@@ -222,10 +222,15 @@ static bool field(mm_recipe *r, char *text, mm_err *err) {
 }
 
 bool mm_recipe_parse(mm_recipe *r, const char *text, mm_err *err) {
-  *r = (mm_recipe){.search = MM_SEARCH_MSE};
+  *r = (mm_recipe){0};
   if (strlen(text) > MM_RECIPE_BYTES)
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL), "found a recipe of %zu bytes, expected at most %d", strlen(text),
                    (int)MM_RECIPE_BYTES);
+  return mm_recipe_parse_normal(r, text, err);
+}
+
+bool mm_recipe_parse_normal(mm_recipe *r, const char *text, mm_err *err) {
+  *r = (mm_recipe){.search = MM_SEARCH_MSE};
   for (size_t i = 0, n = strlen(text), left = n, one; i < n; i += one, left -= one)
     if (!(one = mm_utf8_len(text + i, left))) return bad(&in_line, "a recipe that a manifest cannot hold:", text, "UTF-8", err);
   char *copy = mm_arena_strndup(&r->arena, text, strlen(text), err);

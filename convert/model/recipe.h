@@ -53,6 +53,8 @@ char *mm_recipe_load(mm_arena *a, const char *path, mm_err *err);
 /* The line (in *a) that all lines of one meaning have, as their plans' digests hold it: its fields in order, defaults left out, schemes by
  * their names. */
 char *mm_recipe_line(mm_arena *a, const char *text, mm_err *err);
+/* mm_recipe_parse of such a line, which may be longer than the one that was given, and so than MM_RECIPE_BYTES. */
+MM_MUST_USE bool mm_recipe_parse_normal(mm_recipe *r, const char *text, mm_err *err);
 /* The recipe in that form; what the options of a run put there (digests, nonfinite) is left out. free() it. */
 char *mm_recipe_text(const mm_recipe *r, mm_err *err);
 /* The recipe and the name of its target format in 64 bits, from which it can be said in what another one differs. */

@@ -553,7 +553,7 @@ bool mm_plan_build(mm_plan *p, mm_hf *hf, const mm_plan_options *o, mm_err *err)
   mm_hf_left_out(hf, b.arch, &p->pack);
   if (o->load && !mm_placement_open(&p->placement, &p->pack, o->load, err)) return false;
   if (!add_words(p, hf, o, err)) return false;
-  if (!mm_recipe_parse(&p->recipe, o->quant, err)) return false;
+  if (!mm_recipe_parse_normal(&p->recipe, o->quant, err)) return false;
   if (!o->made && (!p->recipe.importance != !o->importance || !p->recipe.act_scales != !o->act_scales))
     return mm_fail(err, MM_USAGE, "E_RECIPE", mm_at(NULL, NULL),
                    "found a digest in a recipe; files are named by --importance and --act-scales");

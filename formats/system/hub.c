@@ -19,19 +19,41 @@ static size_t id_length(const char *text) {
   return slash && n > slash + 1 && text[0] != '.' ? n : 0;
 }
 
+/* What an address names besides its repository. */
+typedef struct hub_revision {
+  const char *text; /* NULL: main, named or not */
+  int n;
+} hub_revision;
+
+/* The revision that the rest of an address names, as the Hub's pages and HfFileSystem write it: "/tree/REV" and its like, "@REV",
+ * "?revision=REV". */
+static hub_revision revision_in(const char *rest) {
+  static const char *const page[] = {"/tree/", "/blob/", "/resolve/", "/raw/", "/commit/", "/commits/", "@"};
+  static const char usual[] = "main", query[] = "revision=", pull[] = "refs/",
+                    characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%/";
+  const char *text = NULL;
+  for (size_t i = 0; !text && i < sizeof page / sizeof *page; i++)
+    if (strncmp(rest, page[i], strlen(page[i])) == 0) text = rest + strlen(page[i]);
+  const size_t path = strcspn(rest, "?#");
+  for (const char *p = rest + path; *p && *p != '#'; p += strcspn(p, "&#")) /* parameters, which say more */
+    if (strncmp(++p, query, sizeof query - 1) == 0) text = p + sizeof query - 1;
+  if (!text) return (hub_revision){0};
+  size_t n = strspn(text, characters);
+  if (strncmp(text, pull, sizeof pull - 1) != 0) n = mm_min(n, strcspn(text, "/")); /* a file's path follows */
+  const bool is_main = n == 0 || (n == sizeof usual - 1 && strncmp(text, usual, n) == 0);
+  return is_main ? (hub_revision){0} : (hub_revision){text, (int)mm_min(n, NAME_MAX)};
+}
+
 /* The id in an address of the Hub or a word that is nothing but an id, and a revision other than main, of an address; NULL when it is
  * neither. */
-static const char *repository(const char *given, size_t *n, const char **revision) {
+static const char *repository(const char *given, size_t *n, hub_revision *revision) {
   static const char *const host[] = {
       "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/", "https://hf.co/", "hf://"};
-  static const char tree[] = "/tree/", usual[] = "main";
-  *revision = NULL;
+  *revision = (hub_revision){0};
   for (size_t i = 0; i < sizeof host / sizeof *host; i++) {
     const char *id = given + strlen(host[i]);
     if (strncmp(given, host[i], strlen(host[i])) != 0 || !(*n = id_length(id))) continue;
-    if (strncmp(id + *n, tree, sizeof tree - 1) == 0) *revision = id + *n + sizeof tree - 1;
-    const size_t length = *revision ? strspn(*revision, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") : 0;
-    if (!length || (length == sizeof usual - 1 && strncmp(*revision, usual, length) == 0)) *revision = NULL;
+    *revision = revision_in(id + *n);
     return id;
   }
   *n = id_length(given);
@@ -60,8 +82,9 @@ bool mm_hub_cached(const char *given, char *out, size_t cap) {
   struct stat st;
   size_t n = 0;
   char cache[PATH_MAX];
-  const char *revision, *id = repository(given, &n, &revision), *name = id ? (const char *)memchr(id, '/', n) + 1 : NULL;
-  if (!id || revision || !cache_folder(cache, sizeof cache)) return false;
+  hub_revision revision;
+  const char *id = repository(given, &n, &revision), *name = id ? (const char *)memchr(id, '/', n) + 1 : NULL;
+  if (!id || revision.text || !cache_folder(cache, sizeof cache)) return false;
   const int written = snprintf(out, cap, "%s/models--%.*s--%.*s", cache, (int)(name - 1 - id), id, (int)(n - (size_t)(name - id)), name);
   return written > 0 && (size_t)written < cap && stat(out, &st) == 0 && S_ISDIR(st.st_mode);
 }
@@ -86,18 +109,19 @@ const char *mm_hub_rest(const char *dir, char *out, size_t cap) {
 bool mm_hub_absent(const char *given, bool convert, mm_err *err) {
   char cache[PATH_MAX], folder[PATH_MAX], then[2 * NAME_MAX + 64] = "";
   size_t n = 0;
-  const char *revision, *id = repository(given, &n, &revision);
+  hub_revision revision;
+  const char *id = repository(given, &n, &revision);
   if (!id) return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL), "no such directory");
   if (convert) snprintf(then, sizeof then, "minimax-convert %.*s -o DIR", (int)mm_min(n, NAME_MAX), id);
   if (convert && mm_hub_cached(given, folder, sizeof folder))
     return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
                    "no such directory; the Hugging Face Hub's cache has a source of this name: convert it first: %s", then);
-  if (revision)
+  if (revision.text)
     return mm_fail(
         err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
-        "no such directory; if it is meant on the Hugging Face Hub, fetch it first: hf download %.*s --revision %s, which prints "
+        "no such directory; if it is meant on the Hugging Face Hub, fetch it first: hf download %.*s --revision %.*s, which prints "
         "the directory to give",
-        (int)n, id, revision);
+        (int)n, id, revision.n, revision.text);
   const bool found = cache_folder(cache, sizeof cache);
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
                  "no such directory; if it is meant on the Hugging Face Hub, fetch it first, into its cache%s%s: hf download %.*s%s%s",

@@ -119,13 +119,21 @@ static bool open_old(const mm_staging *s, const char *name, int *fd, mm_err *err
   return !it || mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(s->target, NULL), "found another run at work on the checkpoint to be replaced");
 }
 
+/* Overlay file systems rename no directory of a lower layer, as a container's image has it. */
+static bool not_renamed(const mm_staging *s, const char *what, mm_err *err) {
+  if (errno != EXDEV) return mm_fail_errno(err, mm_at(s->target, NULL), what, errno);
+  return mm_fail(
+      err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL),
+      "found a directory that its file system (an overlay, with it in a lower layer) cannot rename; move it away, which copies it");
+}
+
 /* *aside: the name that the old directory has now. */
 static bool swap(const mm_staging *s, const char **aside, mm_err *err) {
   *aside = s->name;
   if (renameat2(s->parent, s->name, s->parent, s->new_name, RENAME_EXCHANGE) == 0) return true;
-  if (!no_flags(errno)) return mm_fail_errno(err, mm_at(s->target, NULL), "publish", errno);
+  if (!no_flags(errno)) return not_renamed(s, "publish", err);
   *aside = s->aside;
-  if (renameat(s->parent, s->new_name, s->parent, s->aside) != 0) return mm_fail_errno(err, mm_at(s->target, NULL), "set aside", errno);
+  if (renameat(s->parent, s->new_name, s->parent, s->aside) != 0) return not_renamed(s, "set aside", err);
   if (renameat(s->parent, s->name, s->parent, s->new_name) == 0) return true;
   mm_fail_errno(err, mm_at(s->target, NULL), "publish", errno);
   renameat(s->parent, s->aside, s->parent, s->new_name);

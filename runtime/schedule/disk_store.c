@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "formats/hash.h"
@@ -162,6 +163,19 @@ static bool open_unnamed(mm_disk_store *d, const char *folder, mm_err *err) {
   return unlink(d->name) == 0 || mm_fail_errno(err, mm_at(d->name, NULL), "unlink", errno);
 }
 
+/* The folder is not empty: its file system keeps the name of an open file that is removed, some (FUSE) also a moment longer. */
+static bool give_up(mm_disk_store *d, const char *dir, const char *folder, int reason, mm_err *err) {
+  if (d->file >= 0) mm_either_way(close(d->file) == 0);
+  d->file = -1;
+  for (int i = 0; i < 100; i++) {
+    if (rmdir(folder) == 0)
+      return mm_fail(err, MM_IO, "E_IO", mm_at(dir, NULL),
+                     "found a file system that keeps the name of an open file that is removed, as NFS and FUSE do, expected another");
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  }
+  return mm_fail_errno(err, mm_at(folder, NULL), "remove", reason);
+}
+
 static bool open_file(mm_disk_store *d, const char *dir, mm_err *err) {
   const size_t n = strlen(dir) + sizeof "/minimax-kv-XXXXXX";
   char *folder = mm_calloc(1, n, err);
@@ -170,7 +184,7 @@ static bool open_file(mm_disk_store *d, const char *dir, mm_err *err) {
   bool ok = mkdtemp(folder) || mm_fail_errno(err, mm_at(dir, NULL), "make a folder", errno);
   if (ok) {
     ok = open_unnamed(d, folder, err);
-    if (rmdir(folder) != 0) ok = mm_fail_errno(err, mm_at(folder, NULL), "remove", errno);
+    if (rmdir(folder) != 0) ok = give_up(d, dir, folder, errno, err);
   }
   free(folder);
   return ok;

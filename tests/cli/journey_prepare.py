@@ -98,8 +98,16 @@ def hub_names(source):
     refused(3, "the Hugging Face Hub's cache has a source of this name: convert it first: minimax-convert MiniMaxAI/MiniMax-M2 -o DIR", "minimax-run", org, "-p", "x", env=env)
     for word in (f"{org}@main", "MiniMaxAI/MiniMax-M1", "MiniMaxAI", "./" + org, f"{TMP}/{org}", f"{org}/", "MiniMaxAI/../MiniMax-M2"):
         refused(3, "no such directory", "minimax-convert", word, "--dry-run", env=env)
-    line = refused(3, "no such directory", "minimax-convert", f"https://huggingface.co/{org}/tree/v2.1", "--dry-run", env=env)
-    assert "hf download MiniMaxAI/MiniMax-M2 --revision v2.1, " in line, line
+    for word in (f"https://huggingface.co/{org}/blob/main/config.json", f"hf://{org}@main", f"hf://{org}@main/config.json", f"hf.co/{org}?revision=main",
+                 f"https://huggingface.co/{org}/discussions/2"):
+        assert convert(word, "--dry-run", env=env).stdout == want, word
+    # Another revision is never read as main, however the address names it.
+    for rest in ("/tree/v2.1", "/blob/v2.1/config.json", "/resolve/v2.1/config.json?download=true", "/raw/v2.1/config.json", "/commit/v2.1", "/commits/v2.1",
+                 "@v2.1", "@v2.1/config.json", "?revision=v2.1", "/resolve/config.json?download=true&revision=v2.1#top"):
+        line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
+        assert "hf download MiniMaxAI/MiniMax-M2 --revision v2.1, " in line, line
+    line = refused(3, "no such directory", "minimax-convert", f"hf://{org}@refs/pr/1", "--dry-run", env=env)
+    assert "hf download MiniMaxAI/MiniMax-M2 --revision refs/pr/1, " in line, line
     # A download that goes on: what is absent is named, with the command that fetches it.
     shard = sorted(n for n in os.listdir(source) if n.endswith(".safetensors"))[-1]
     os.remove(f"{cache}/snapshots/5eed/{shard}")

@@ -218,7 +218,7 @@ on_disk(PACKED["tiny-m2"], 192)
 on_disk(GROUPS["tiny-m2"], 384)
 idle()
 counted()
-for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
+for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "5000000T"], 2, "those of one page, to "), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
                             (["--kv-offload", "100T"], 8, "E_MEMORY"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP], 2, "E_USAGE"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP, "--kv-offload-disk", "1K"], 2, "E_LIMITS"),
@@ -226,3 +226,8 @@ for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-off
                             (["--kv-offload", "1M", "--kv-offload-dir", PACKED["tiny-m2"], "--kv-offload-disk", "1M"], 2, "E_OUTPUT")):
     done = subprocess.run([f"{BIN}/minimax-serve", PACKED["tiny-m2"], "--port", "0", *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == code and word in done.stderr, done
+# A file system that keeps the name of an open file that is removed: the line says so, and nothing is left.
+refused = subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=rmdir", "-e", "inject=rmdir:error=ENOTEMPTY:when=1", f"{BIN}/minimax-serve", PACKED["tiny-m2"],
+                          "--port", "0", "--kv-offload", "1M", "--kv-offload-dir", TMP, "--kv-offload-disk", "8M"], capture_output=True, text=True, timeout=60)
+assert refused.returncode == 5 and "keeps the name of an open file that is removed" in refused.stderr, refused
+assert not [n for n in os.listdir(TMP) if n.startswith("minimax-kv-")], os.listdir(TMP)

@@ -397,6 +397,21 @@ def old_stays():
         assert sorted(os.listdir(root)) == ["out", "src"], os.listdir(root)
 
 
+def not_renamed():
+    """An old checkpoint that its file system does not rename, as one in an overlay's lower layer: the line says what to do, which helps."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        made = [CONVERT, "-q", root + "/src", "-o", root + "/out", "--force", "--quant", "int8"]
+        before = open(root + "/out/manifest.json", "rb").read()
+        failed = cf.run("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:error=EXDEV", *made)
+        assert failed.returncode == 5 and b"E_OUTPUT: " in failed.stderr and b"(an overlay, " in failed.stderr and b"move it away" in failed.stderr, failed
+        assert open(root + "/out/manifest.json", "rb").read() == before
+        os.rename(root + "/out", root + "/away")
+        cf.ok(*made, "--resume")
+        assert sorted(os.listdir(root)) == ["away", "out", "src"], os.listdir(root)
+
+
 if __name__ == "__main__":
     cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, finished_says_what_differs, part_beside_stale,
-             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays])
+             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed])

@@ -178,6 +178,8 @@ def test_some_ranks(folder, tmp_path):
         with pytest.raises(minimax_packed.Error) as e:
             minimax_packed.open(path, ranks=ranks)
         assert e.value.code == code
+    again = pickle.loads(pickle.dumps(e.value))  # as a pool of processes hands it on, which waits for ever where that fails
+    assert type(again) is minimax_packed.Error and vars(again) == vars(e.value) and str(again) == str(e.value)
 
 
 def test_refusals(folder):

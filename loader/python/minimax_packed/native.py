@@ -46,6 +46,10 @@ class Error(Exception):
         super().__init__(text)
         self.status, self.code, self.text = status, code, text
 
+    def __reduce__(self) -> tuple[type["Error"], tuple[int, str, str]]:
+        """As pools of processes hand it on; an exception's own would call the class with the text alone."""
+        return type(self), (self.status, self.code, self.text)
+
 
 def _load() -> ctypes.CDLL:
     """$MINIMAX_LIBRARY, the library beside this file, or the system's."""

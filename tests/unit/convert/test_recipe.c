@@ -104,6 +104,27 @@ TEST(test_refused) {
   free(line);
 }
 
+/* A line that is taken has a plan, also where the plan's is longer: a blank behind each ";", whole names of schemes. */
+TEST(test_long_line) {
+  mm_err err = {0};
+  mm_arena arena = {0};
+  mm_recipe r;
+  char *line = malloc(MM_RECIPE_BYTES + 1);
+  assert_non_null(line);
+  size_t n = (size_t)sprintf(line, "none");
+  for (int i = 0; i < MM_RECIPE_PATTERNS; i++) n += (size_t)sprintf(line + n, ";%057d=int4", i);
+  assert_true(n <= MM_RECIPE_BYTES);
+  const char *normal = mm_recipe_line(&arena, line, &err);
+  assert_non_null(normal);
+  assert_true(strlen(normal) > MM_RECIPE_BYTES);
+  if (!mm_recipe_parse_normal(&r, normal, &err)) fail_msg("%s", err.text);
+  assert_int_equal(r.count, MM_RECIPE_PATTERNS);
+  assert_string_equal(mm_recipe_line(&arena, line, &err), normal);
+  mm_recipe_close(&r);
+  mm_arena_close(&arena);
+  free(line);
+}
+
 TEST(test_choose) {
   mm_err err = {0};
   mm_recipe r = parsed("block_fp8; *w1*=int8; *experts*=w4a16; ours.head=bf16; never=int8");
