@@ -47,6 +47,7 @@ bool mm_health_check(mm_scheduler *s) {
   h->next = now + TRIED_EVERY;
   if (now - h->failed < (s->c.lost_after > 0 ? s->c.lost_after : LOST_AFTER)) return false;
   h->error = err;
+  mm_offload_lost(s);
   atomic_store(&h->lost, true);
   return false;
 }

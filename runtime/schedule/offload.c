@@ -87,6 +87,14 @@ void mm_offload_poll(mm_scheduler *s, bool wait) {
   notice_disk(s, MM_DISK_NOW);
 }
 
+void mm_offload_lost(mm_scheduler *s) {
+  if (!s->offload.on) return;
+  mm_send_fail(s);
+  mm_prefix_cache_clear(s->groups.cache);
+  mm_prefix_cache_issued(s->groups.cache, 0);
+  mm_prefix_cache_moved(s->groups.cache, UINT64_MAX);
+}
+
 bool mm_offload_copying(const mm_scheduler *s) { return s->offload.disk && mm_prefix_cache_copying(s->groups.cache); }
 
 void mm_offload_wait(mm_scheduler *s) {

@@ -275,10 +275,14 @@ static void read_load(mm_scheduler *s) {
   pthread_mutex_unlock(&s->lock);
 }
 
-/* The engine has failed, and is tried again in a while. Those that wait leave meanwhile, or end with a lost engine. */
+/* The engine has failed, and is tried again in a while. Those that wait leave meanwhile, or end with a lost engine; what other servers
+ * wait for or send goes on. */
 static void rest(mm_scheduler *s) {
   mm_err error;
   mm_schedule_end_over(s);
+  mm_offload_poll(s, false);
+  mm_send_poll(s);
+  mm_receive_poll(s);
   while (mm_scheduler_lost(s, &error) && s->waiting_count) mm_scheduler_end(s, s->waiting[s->waiting_count - 1], MM_FINISH_ERROR, &error);
   publish(s);
   pthread_mutex_lock(&s->lock);

@@ -328,6 +328,8 @@ void mm_offload_close(mm_scheduler *s);
 bool mm_offload_fetch(mm_scheduler *s, job *j, uint32_t group);
 /* Notices copies that have ended. wait: after those between the device and host memory have. */
 void mm_offload_poll(mm_scheduler *s, bool wait);
+/* The engine is lost, and may say of no copy that it has ended: what is on its way is given up, and no entry is good. */
+void mm_offload_lost(mm_scheduler *s);
 /* Returns true if pages are on their way to or from the disk. */
 bool mm_offload_copying(const mm_scheduler *s);
 /* Waits until all have that are not on their way to disk; for those from there, MM_DISK_WAIT_S at most. */

@@ -372,6 +372,77 @@ TEST(test_hangs) {
   pair_close(&p);
 }
 
+/* The engine of the side that computes prompts fails for good: what it was asked for ends at once, before the engine is lost and after, and
+ * the side ends. */
+static atomic_bool burns;
+static bool burning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (!atomic_load(&burns)) return mm_ops_cpu.begin(b, batch, err);
+  return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "the device is on fire");
+}
+
+static bool burnt_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err) {
+  (void)b, (void)wait, (void)oldest;
+  return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "the device is on fire");
+}
+
+/* So many prompts are given up within seconds. */
+static void await_dropped(const pair *p, uint32_t count) {
+  mm_scheduler_stats s = {.slots = 0};
+  for (uint32_t k = 0; k < 5000 && s.transfer.dropped < count; k++) {
+    usleep(1000);
+    mm_scheduler_stats_read(p->sender, &s);
+  }
+  if (s.transfer.dropped != count) fail_msg("%llu prompts were given up, expected %u", (unsigned long long)s.transfer.dropped, count);
+}
+
+static void await_lost(const pair *p) {
+  mm_err err = {0};
+  for (uint32_t k = 0; k < 5000 && !mm_scheduler_lost(p->sender, &err); k++) usleep(1000);
+  assert_true(mm_scheduler_lost(p->sender, &err));
+}
+
+TEST(test_lost) {
+  const mm_ops ops = poisoning();
+  static client c[2];
+  pair p;
+  pair_open(&p, 1, 1, 100, 1, &ops);
+  for (uint32_t i = 0; i < 2; i++) ready(&p, &c[i], 2 * i, 150, 0);
+  mm_scheduler_close(p.sender, true);
+  p.there.begin = burning_begin;
+  p.c.lost_after = 0.3;
+  atomic_store(&burns, true);
+  open_sender(&p);
+  for (uint32_t i = 0; i < 2; i++) {
+    client_submit(&p.w, &c[i]);
+    await_dropped(&p, i + 1);
+    client_check(&c[i]);
+    await_lost(&p);
+  }
+  pair_close(&p);
+}
+
+/* Copies that were under way when the engine was lost, and of which it says nothing any more, are not waited for. */
+TEST(test_lost_with_copies) {
+  const mm_ops ops = poisoning();
+  static client c[2];
+  pair p;
+  pair_open(&p, 1, 1, 100, 1, &ops);
+  for (uint32_t i = 0; i < 2; i++) ready(&p, &c[i], 2 * i, 150, 0);
+  mm_scheduler_close(p.sender, true);
+  p.there.begin = burning_begin, p.there.cache.moved = burnt_moved;
+  p.c.lost_after = 0.3;
+  atomic_store(&burns, false);
+  open_sender(&p);
+  client_submit(&p.w, &c[0]);
+  for (mm_scheduler_stats s = {.slots = 0}; !s.steps || s.running;) serving_pause(), mm_scheduler_stats_read(p.sender, &s);
+  atomic_store(&burns, true);
+  client_submit(&p.w, &c[1]);
+  await_lost(&p);
+  await_dropped(&p, 2);
+  for (uint32_t i = 0; i < 2; i++) client_check(&c[i]);
+  pair_close(&p);
+}
+
 /* The side that computes prompts ends at random moments, and begins again. */
 static atomic_bool killing;
 static void *kill_sender(void *arg) {
