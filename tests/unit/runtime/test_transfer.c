@@ -380,6 +380,7 @@ static bool burning_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
   return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "the device is on fire");
 }
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): an op's */
 static bool burnt_moved(mm_backend *b, bool wait, uint64_t *oldest, mm_err *err) {
   (void)b, (void)wait, (void)oldest;
   return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "the device is on fire");
