@@ -19,7 +19,8 @@
 #              to the bit
 #   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two compared with one
 #   load       what is loaded, bit for bit; short and changed files, digests; a damaged checkpoint that is checked, and served
-#   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused
+#   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused;
+#              a server whose holder is killed ends with its error
 #   capacity   minimax-serve with its defaults: memory in use is at most 90 % of each GPU's, two starts have the same KV cache, and that is what
 #              minimax-convert --gpu-memory says; a sequence, or --kv-cache-tokens, that does not fit is refused in time
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
@@ -114,7 +115,7 @@ prepare() {
   done
 }
 
-# soon PID COMMAND …: waits until the command succeeds, while the process runs, a minute at most
+# soon PID COMMAND …: waits until the command succeeds, while the process runs, a minute at most; i: tenths of seconds
 soon() {
   pid=$1 i=0
   shift
@@ -175,15 +176,11 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code)
 END
-  i=0
-  while kill -0 $server 2>"$work/kill.err" && [ $i -lt 150 ]; do
-    sleep 0.1
-    i=$((i + 1))
-  done
+  soon $server false
   kill -9 $server 2>"$work/kill.err"
   wait $server
   found=$?
-  [ $found -eq 5 ] && [ "$(cat "$work/orphan.txt")" = 500 ] && tail -n 1 "$work/orphan.log" | grep -q E_HELD && status=ok || status=FAIL
+  [ $found -eq 5 ] && [ $i -lt 150 ] && [ "$(cat "$work/orphan.txt")" = 500 ] && tail -n 1 "$work/orphan.log" | grep -q E_HELD && status=ok || status=FAIL
   row $status "hold $name: a server whose holder is killed ends with $found after $((i / 10)) s, a request got $(cat "$work/orphan.txt"): $(tail -n 1 "$work/orphan.log")"
 }
 

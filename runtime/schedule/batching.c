@@ -133,7 +133,7 @@ static uint32_t plan_all(mm_scheduler *s) {
 /* ---- masks ---- */
 
 #define MASK_THREADS  8    /* at most */
-#define MASKS_ALONE_S 5e-4 /* most masks are made before: they are remembered */
+#define MASKS_ALONE_S 5e-4 /* seconds that one thread makes them; most are remembered */
 
 static bool make_mask(void *ctx, size_t item, unsigned worker, mm_err *err) {
   mm_scheduler *s = ctx;
@@ -143,7 +143,7 @@ static bool make_mask(void *ctx, size_t item, unsigned worker, mm_err *err) {
   return true;
 }
 
-/* Makes the masks of the first `count` listed slots. Those that take longer are made by several threads: each by itself may take tens of
+/* Makes the masks of the first `count` listed slots. Several threads make what is left after a while: one mask may take tens of
  * milliseconds. */
 static void make_masks(mm_scheduler *s, size_t count) {
   step_masks *m = &s->build.masks;

@@ -275,7 +275,7 @@ static void read_load(mm_scheduler *s) {
   pthread_mutex_unlock(&s->lock);
 }
 
-/* The engine has failed, and is tried again in a while. Those that wait leave meanwhile, or end with a lost engine; what other servers
+/* The engine has failed, and is tried again in a while. Requests that wait leave meanwhile, or end with a lost engine; what other servers
  * wait for or send goes on. */
 static void rest(mm_scheduler *s) {
   mm_err error;

@@ -90,8 +90,8 @@ static bool check_name(const mm_program *p, const char *file, size_t number, con
   return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: %s", number, own.text + sizeof code - 1);
 }
 
-/* A value that is refused is one of this line. Those of lists are looked at later, those of options that are given elsewhere (skip) never.
- */
+/* A value that is refused is one of this line. Values of lists are looked at later, values of options that are given elsewhere (skip)
+ * never. */
 static bool check_value(const mm_option *o, bool skip, const char *file, size_t number, const char *value, mm_err *err) {
   static const char code[] = "E_USAGE: ";
   mm_err own = {0};

@@ -1,4 +1,4 @@
-/* Fields of the content: one table of their names and kinds. Those of a body hold the reply (mm_field_holds). */
+/* Fields of the content: one table of their names and kinds. Any of them in a body holds the reply (mm_field_holds). */
 #include "runtime/serve/content_fields.h"
 
 #include "runtime/serve/fields.h"

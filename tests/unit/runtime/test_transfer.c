@@ -402,17 +402,24 @@ static void await_lost(const pair *p) {
   assert_true(mm_scheduler_lost(p->sender, &err));
 }
 
+/* Its sender's device burns from the start, or when the test says so, and is lost soon. */
+static void open_burning(pair *p, client c[2], bool at_once, bool copies) {
+  static mm_ops ops; /* the engine's, until it is closed */
+  ops = poisoning();
+  pair_open(p, 1, 1, 100, 1, &ops);
+  for (uint32_t i = 0; i < 2; i++) ready(p, &c[i], 2 * i, 150, 0);
+  mm_scheduler_close(p->sender, true);
+  p->there.begin = burning_begin;
+  if (copies) p->there.cache.moved = burnt_moved;
+  p->c.lost_after = 0.3;
+  atomic_store(&burns, at_once);
+  open_sender(p);
+}
+
 TEST(test_lost) {
-  const mm_ops ops = poisoning();
   static client c[2];
   pair p;
-  pair_open(&p, 1, 1, 100, 1, &ops);
-  for (uint32_t i = 0; i < 2; i++) ready(&p, &c[i], 2 * i, 150, 0);
-  mm_scheduler_close(p.sender, true);
-  p.there.begin = burning_begin;
-  p.c.lost_after = 0.3;
-  atomic_store(&burns, true);
-  open_sender(&p);
+  open_burning(&p, c, true, false);
   for (uint32_t i = 0; i < 2; i++) {
     client_submit(&p.w, &c[i]);
     await_dropped(&p, i + 1);
@@ -424,18 +431,13 @@ TEST(test_lost) {
 
 /* Copies that were under way when the engine was lost, and of which it says nothing any more, are not waited for. */
 TEST(test_lost_with_copies) {
-  const mm_ops ops = poisoning();
   static client c[2];
   pair p;
-  pair_open(&p, 1, 1, 100, 1, &ops);
-  for (uint32_t i = 0; i < 2; i++) ready(&p, &c[i], 2 * i, 150, 0);
-  mm_scheduler_close(p.sender, true);
-  p.there.begin = burning_begin, p.there.cache.moved = burnt_moved;
-  p.c.lost_after = 0.3;
-  atomic_store(&burns, false);
-  open_sender(&p);
+  mm_scheduler_stats s = {.slots = 0};
+  open_burning(&p, c, false, true);
   client_submit(&p.w, &c[0]);
-  for (mm_scheduler_stats s = {.slots = 0}; !s.steps || s.running;) serving_pause(), mm_scheduler_stats_read(p.sender, &s);
+  for (uint32_t k = 0; k < 5000 && (!s.steps || s.running); k++) usleep(1000), mm_scheduler_stats_read(p.sender, &s);
+  assert_true(s.steps && !s.running);
   atomic_store(&burns, true);
   client_submit(&p.w, &c[1]);
   await_lost(&p);
