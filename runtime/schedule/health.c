@@ -16,10 +16,11 @@ void mm_health_failed(mm_scheduler *s, const mm_err *err) {
   if (atomic_load(&h->lost) || !is_the_engines(err)) return;
   if (h->failed <= 0) h->failed = h->next = mm_now();
   h->error = *err;
+  h->queued = s->queued;
 }
 
 void mm_health_good(mm_scheduler *s) {
-  if (!atomic_load(&s->health.lost)) s->health.failed = 0;
+  if (!atomic_load(&s->health.lost) && s->collected > s->health.queued) s->health.failed = 0;
 }
 
 /* A step of one token in a slot that nobody has, which holds nothing afterwards. */

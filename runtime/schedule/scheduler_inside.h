@@ -197,7 +197,8 @@ typedef struct offload_state {
 
 /* Of the engine, mostly health.c's. */
 typedef struct engine_health {
-  double failed, next; /* when a step failed and none has succeeded since, 0: none did; before `next` none is tried */
+  double failed, next; /* when a step failed and none queued since has succeeded, 0: none did; before `next` none is tried */
+  uint64_t queued;     /* steps queued when the last one failed: those may still succeed, which says nothing */
   atomic_bool lost;
   mm_err error;    /* any thread's once it is lost */
   uint32_t warmed; /* rows of the largest step that mm_engine_warm has recorded, or tried to */

@@ -21,10 +21,13 @@ static struct {
   _Atomic uint32_t padding[ROWS + 1];        /* steps of so many rows of padding */
   _Atomic uint64_t fail_at, fail_choice;     /* numbers of the step that fails, and of the one whose choice does, from 1; 0: none */
   _Atomic uint64_t fail_until;               /* the number of the last step that fails, from fail_at on */
+  _Atomic uint64_t refuse_at;                /* the number of the step from which on none is taken, 0: all are */
   float logits[ROWS * 64];
 } device;
 
 static bool device_begin(mm_backend *b, const mm_batch *batch, mm_err *err) {
+  if (device.refuse_at && device.queued + 1 >= device.refuse_at)
+    return mm_fail(err, MM_IO, "E_HELD", mm_at(NULL, NULL), "the holder has ended");
   device.batch = *batch;
   device.batch.id = device.id;
   for (uint32_t i = 0; i < batch->span_count; i++)
@@ -298,6 +301,26 @@ TEST(test_lost) {
   client_wait(&next);
   assert_int_equal(next.finish, MM_FINISH_ERROR);
   assert_string_equal(next.err.code, "E_CUDA");
+  close_device(&w);
+}
+
+/* A step that was queued before the one that failed may come back well, and says nothing about the engine. */
+TEST(test_lost_ahead) {
+  serving w;
+  client c = {.r = {.max_tokens = 20}};
+  mm_err error = {0};
+  open_device(&w, kind(0), true, false, (mm_limits){.max_tokens = ROWS, .slots = 2},
+              (mm_scheduler_config){.step_tokens = 40, .queue_max = 9, .lost_after = 0.2});
+  device.refuse_at = 6;
+  fill(&c, 0, 30);
+  client_ready(&w, &c);
+  client_submit(&w, &c);
+  client_wait(&c);
+  assert_int_equal(c.finish, MM_FINISH_ERROR);
+  assert_true(device.ahead > 0);
+  for (uint32_t i = 0; i < 1000 && !mm_scheduler_lost(w.scheduler, &error); i++) usleep(10000);
+  assert_true(mm_scheduler_lost(w.scheduler, &error));
+  assert_string_equal(error.code, "E_HELD");
   close_device(&w);
 }
 
