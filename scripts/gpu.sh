@@ -578,16 +578,11 @@ four_part() {
   to=$four/tiny-m2-bf16-4
   [ -e "$to" ] || "$build"/bin/minimax-convert tests/data/tiny-m2 -o "$to" --tp 4 --quant bf16 -q || row FAIL "four: $to"
   [ "$devices" -gt 1 ] && four_on=0,0,1,1 || four_on=0,0,0,0
-  (
-    export CUDA_MODULE_LOADING=EAGER
-    servers four-draft 60 $four_on 'four: servers that propose by a draft' tests/cli/convert_draft.py 4
-    for kind in dflash lookup eagle3 lookup-m1; do
-      servers "four-$kind" 60 $four_on "four: random requests to servers with proposals by $kind and without" tests/fault/serve_sequences.py "${FOUR:-24}" 7 4 $kind
-    done
-    MM_GPU_MODELS=$four timeout 60 "$gpu" test draft
-    ended=$?
-    exit $ended
-  )
+  servers four-draft 60 $four_on 'four: servers that propose by a draft' tests/cli/convert_draft.py 4
+  for kind in dflash lookup eagle3 lookup-m1; do
+    servers "four-$kind" 60 $four_on "four: random requests to servers with proposals by $kind and without" tests/fault/serve_sequences.py "${FOUR:-24}" 7 4 $kind
+  done
+  MM_GPU_MODELS=$four timeout 60 "$gpu" test draft
 }
 
 ranks_part() {
@@ -595,7 +590,7 @@ ranks_part() {
   [ "$devices" -lt 2 ] || servers run-groups 300 $pair 'ranks: --dp over checkpoints of --attn-tp' tests/cli/run_groups.py
   servers groups 120 $pair 'ranks: servers of groups of attention' tests/cli/serve_groups.py
   servers offload 120 $pair 'ranks: pages of groups of attention in host memory' tests/cli/serve_offload.py
-  CUDA_MODULE_LOADING=EAGER MM_GPU_RANKS=$work/ranks "$gpu" test ranks
+  MM_GPU_RANKS=$work/ranks "$gpu" test ranks
 }
 
 verify_part() {
@@ -604,7 +599,7 @@ verify_part() {
   for models in "$work/models/1" "$work/models/3" "$work/extended"; do MM_GPU_MODELS=$models "$gpu" test verify draft || ended=1; done
   mkdir -p "$work/draft-ranks"
   for cut in bf16-2 block_fp8-2 w4a16-ep2 bf16-8; do [ -d "$work/ranks/tiny-m2-$cut" ] && ln -sfn "$(realpath "$work/ranks/tiny-m2-$cut")" "$work/draft-ranks/tiny-m2-$cut"; done
-  CUDA_MODULE_LOADING=EAGER MM_GPU_MODELS=$work/draft-ranks "$gpu" test draft || ended=1
+  MM_GPU_MODELS=$work/draft-ranks "$gpu" test draft || ended=1
   [ "$devices" -gt 1 ] && pair=0,1 || pair=0,0
   servers draft 120 $pair 'verify: servers that propose by a draft, on one rank and two' tests/cli/convert_draft.py
   servers drafts 200 $pair 'verify: random requests to servers with proposals and without' tests/fault/serve_sequences.py 120
@@ -628,7 +623,7 @@ run_part() {
   case $1 in
     prepare) prepare ;;
     start) start_part ;;
-    peers) CUDA_MODULE_LOADING=EAGER "$gpu" test peers cut across groups scan ;;
+    peers) "$gpu" test peers cut across groups scan ;;
     forks) forks_part ;;
     invariant) invariant_part ;;
     verify) verify_part ;;

@@ -394,6 +394,7 @@ int main(int argc, char **argv) {
   int devices = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* ranks that share a device: mm_devices_read */
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);      /* ranks wait for each other: load_kernels_early of backend_open.cu */
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     fprintf(stderr, "gpu: no CUDA device\n");
     return 77;

@@ -16,6 +16,7 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/comm/nccl.h"
 #include "runtime/cuda/comm/peers.h"
+#include "runtime/cuda/core/launch.h"
 #include "tests/ops/gpu.h"
 #include "tests/ops/members.h"
 #include "tests/ops/whole.h"
@@ -353,6 +354,39 @@ void check_shares() {
   report_true("across: each rank's columns come to both", ok);
 }
 
+template <int N>
+__global__ void takes_shared(float *) {
+  extern __shared__ float some[];
+  if (threadIdx.x == 0) some[N] = N;
+}
+
+/* Ranks that share a device launch the same kernels with unlike sizes of shared memory, each of which raises the kernel's limit. */
+void check_limits() {
+  void (*const kernels[])(float *) = {takes_shared<0>, takes_shared<1>, takes_shared<2>, takes_shared<3>,
+                                      takes_shared<4>, takes_shared<5>, takes_shared<6>, takes_shared<7>};
+  constexpr uint32_t kThreads = 8;
+  const size_t most = mm_cu_shared_most(), least = 48 * 1024;
+  std::atomic<uint32_t> refused{0};
+  std::atomic<int> first{cudaSuccess};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < kThreads; t++)
+    threads.emplace_back([&, t] {
+      cudaStream_t stream = nullptr;
+      CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      for (size_t size = least + 512; size + 512 <= most; size += 512)
+        for (auto kernel : kernels) {
+          const cudaError_t e = launch(kernel, dim3(1), 32, size + 16 * t, stream, static_cast<float *>(nullptr));
+          if (e != cudaSuccess) refused++, first = e, cudaGetLastError();
+        }
+      CUDA_OK(cudaStreamSynchronize(stream));
+      CUDA_OK(cudaStreamDestroy(stream));
+    });
+  for (std::thread &t : threads) t.join();
+  report_true("peers: ranks on one device raise a kernel's shared memory; launches refused " + std::to_string(refused) + ", " +
+                  cudaGetErrorString((cudaError_t)first.load()),
+              refused == 0);
+}
+
 /* Two devices and the library, or a line that says what is missing. */
 bool can_cross() {
   int devices = 1;
@@ -384,6 +418,7 @@ void test_peers() {
     check_failures(ranks);
   }
   check_streams();
+  check_limits();
   check_routes();
   test_many();
   check_sums(3);

@@ -4,14 +4,23 @@
 
 #include <cuda_runtime.h>
 
+#include <mutex>
+
 #include "runtime/cuda/core/built.h"
 
-/* A block of the kernel may have so much dynamic shared memory. Never less than before: recorded steps hold launches with more. */
+inline std::mutex mm_cu_raising; /* ranks that share a device raise the same kernel's limit */
+
+/* A block of the kernel may have so much dynamic shared memory. Never less than before: recorded steps hold launches with more, and another
+ * rank on this device may be about to launch one. */
 template <class... Params>
 cudaError_t allow_shared(void (*kernel)(Params...), size_t shared) {
+  if (shared <= 48 * 1024) return cudaSuccess;
   cudaFuncAttributes a = {};
-  const cudaError_t e = shared > 48 * 1024 ? cudaFuncGetAttributes(&a, kernel) : cudaSuccess;
-  if (e != cudaSuccess || shared <= 48 * 1024 || a.maxDynamicSharedSizeBytes >= (int)shared) return e;
+  cudaError_t e = cudaFuncGetAttributes(&a, kernel);
+  if (e != cudaSuccess || a.maxDynamicSharedSizeBytes >= (int)shared) return e;
+  const std::lock_guard<std::mutex> lock(mm_cu_raising);
+  e = cudaFuncGetAttributes(&a, kernel);
+  if (e != cudaSuccess || a.maxDynamicSharedSizeBytes >= (int)shared) return e;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
 }
 

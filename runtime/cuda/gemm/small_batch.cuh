@@ -287,7 +287,7 @@ cudaError_t most_clusters(uint32_t blocks, uint32_t *most) {
   cudaLaunchAttribute size = {};
   size.id = cudaLaunchAttributeClusterDimension, size.val.clusterDim = {blocks, 1, 1};
   c.gridDim = dim3(blocks), c.blockDim = dim3(cluster_threads<Kind>()), c.dynamicSmemBytes = kCapacity, c.attrs = &size, c.numAttrs = 1;
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(small_batch_clusters<Kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kCapacity);
+  if (e == cudaSuccess) e = allow_shared(small_batch_clusters<Kind>, kCapacity);
   if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&n, small_batch_clusters<Kind>, &c);
   if (e == cudaSuccess && device < kDevices) known[device][blocks] = n;
   *most = (uint32_t)n;
