@@ -20,7 +20,7 @@
 #   lost       such a process that is killed, stopped or finds no NCCL; tokens/s of two compared with one
 #   load       what is loaded, bit for bit; short and changed files, digests; a damaged checkpoint that is checked, and served
 #   hold       minimax-hold: the same text from held weights, after users that were killed, of two ranks; others' weights are refused;
-#              a server whose holder is killed ends with its error
+#              a server whose holder is killed while it streams ends with its error
 #   capacity   minimax-serve with its defaults: memory in use is at most 90 % of each GPU's, two starts have the same KV cache, and that is what
 #              minimax-convert --gpu-memory says; a sequence, or --kv-cache-tokens, that does not fit is refused in time
 #   eval       minimax-eval: the likelihood of held-out text on the GPU within 2e-3 of the CPU's, every scheme, both models; with inputs
@@ -160,28 +160,28 @@ hold_row() {
   row $status "hold $name: the holder ends with $found: $(grep ready "$work/holder.err")"
 }
 
-# orphan_row CHECKPOINT DEVICES: a server whose holder is killed says so to a request, and ends.
+# orphan_row CHECKPOINT DEVICES: a server whose holder is killed while a reply streams says so in it, and ends without another request.
 orphan_row() {
   name=${1##*/}
   held "$1" "$2"
   "$build"/bin/minimax-serve "$1" --device cuda --devices "$2" --attach "$socket" --port 0 2>"$work/orphan.log" &
   server=$!
   soon $server grep -q 'ready after' "$work/orphan.log"
-  kill -9 $holder
-  wait $holder 2>"$work/kill.err"
-  python3 - "$(sed -n 's/.*listening on //p' "$work/orphan.log")" >"$work/orphan.txt" 2>&1 <<'END'
-import sys, urllib.request
-try:
-    urllib.request.urlopen(sys.argv[1] + "/v1/completions", b'{"prompt": "In", "max_tokens": 4}', 30)
-except urllib.error.HTTPError as error:
-    print(error.code)
+  python3 - "$(sed -n 's/.*listening on //p' "$work/orphan.log")" $holder >"$work/orphan.txt" 2>&1 <<'END'
+import os, signal, sys, urllib.request
+body = b'{"prompt": "In", "max_tokens": 8000, "ignore_eos": true, "stream": true}'
+reply = urllib.request.urlopen(sys.argv[1] + "/v1/completions", body, 30)
+begins = reply.readline()
+os.kill(int(sys.argv[2]), signal.SIGKILL)
+print("error" if b'"error"' in reply.read() and b'"text"' in begins else "no error")
 END
+  wait $holder 2>"$work/kill.err"
   soon $server false
   kill -9 $server 2>"$work/kill.err"
   wait $server
   found=$?
-  [ $found -eq 5 ] && [ $i -lt 150 ] && [ "$(cat "$work/orphan.txt")" = 500 ] && tail -n 1 "$work/orphan.log" | grep -q E_HELD && status=ok || status=FAIL
-  row $status "hold $name: a server whose holder is killed ends with $found after $((i / 10)) s, a request got $(cat "$work/orphan.txt"): $(tail -n 1 "$work/orphan.log")"
+  [ $found -eq 5 ] && [ $i -lt 150 ] && [ "$(cat "$work/orphan.txt")" = error ] && tail -n 1 "$work/orphan.log" | grep -q E_HELD && status=ok || status=FAIL
+  row $status "hold $name: a server whose holder is killed ends with $found after $((i / 10)) s, a stream got $(tail -n 1 "$work/orphan.txt"): $(tail -n 1 "$work/orphan.log")"
 }
 
 hold_part() {
@@ -190,6 +190,7 @@ hold_part() {
   if [ "$devices" -gt 1 ]; then pair=0,1; else pair=0,0; fi
   hold_row "$work/ranks/tiny-m2-w4a16-2" "$work/ranks/tiny-m2-bf16-2" $pair
   orphan_row "$work/models/2/tiny-m1-block_fp8" 0
+  orphan_row "$work/models/3/tiny-m2-nvfp4" 0
 }
 
 # started CHECKPOINT RANKS: a server with its defaults; what it logs of its cache in $work/capacity.txt, of its GPUs' memory the largest share
