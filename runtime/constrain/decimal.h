@@ -38,6 +38,8 @@ typedef struct mm_decimal_bound {
   bool negative;
 } mm_decimal_bound;
 bool mm_decimal_read(const char *text, size_t n, mm_decimal_bound *out);
+/* The order of two numbers as JSON writes them, of any length and by their digits: below, at or above 0. */
+int mm_decimal_compare(const char *a, size_t a_n, const char *b, size_t b_n);
 /* Bounds of a schema; NULL: none. An exclusive one is no value itself. */
 typedef struct mm_decimal_bounds {
   const mm_decimal_bound *least, *most, *above, *below;

@@ -166,8 +166,11 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
 const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n);
 /* The same value. False after an error too. */
 bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
-/* Values that a reader of numbers as doubles does not distinguish. */
+/* The same value, or one that is read as the same. */
 bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* The order of two numbers: by their digits; as they are read, whole ones exactly and others as doubles. */
+int mm_schema_compare_exact(const mm_value *a, const mm_value *b);
+int mm_schema_compare_read(const mm_value *a, const mm_value *b);
 
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */
