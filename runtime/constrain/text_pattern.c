@@ -150,6 +150,13 @@ static bool unicode(parser *p, uint32_t *code) {
   return true;
 }
 
+static bool control(parser *p, uint32_t *code) {
+  const char c = p->p < p->end ? *p->p : 0;
+  if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) return refuse(p, ": an escape that is not complete");
+  *code = (uint32_t)c & 31;
+  return p->p++, true;
+}
+
 /* What follows a backslash, a character: *code. */
 static bool escape(parser *p, uint32_t *code) {
   static const char letters[] = "tnrfv0b", codes[] = "\t\n\r\f\v\0\b";
@@ -158,6 +165,7 @@ static bool escape(parser *p, uint32_t *code) {
   const char *letter = c ? strchr(letters, c) : NULL;
   if (c == 'x') return p->p++, hex(p, 2, code);
   if (c == 'u') return p->p++, unicode(p, code);
+  if (c == 'c') return p->p++, control(p, code);
   if (c == '0' && p->p + 1 < p->end && p->p[1] >= '0' && p->p[1] <= '9') return refuse(p, ": an octal escape");
   if (letter) return p->p++, *code = (uint32_t)codes[letter - letters], true;
   if (c >= '1' && c <= '9') return refuse(p, ": a reference to a group");
