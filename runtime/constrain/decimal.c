@@ -77,12 +77,10 @@ bool mm_decimal_read(const char *text, size_t n, mm_decimal_bound *out) {
       if (zeros > 4096) return false;
       continue;
     }
-    for (; zeros >= 0; zeros--) {
-      if (out->digits >= power[18]) return false;
-      out->digits *= 10;
-    }
+    for (; zeros >= 0; zeros--)
+      if (!mm_mul(out->digits, 10, &out->digits)) return false;
     zeros = 0;
-    out->digits += (uint64_t)(text[i] - '0');
+    if (!mm_add(out->digits, (uint64_t)(text[i] - '0'), &out->digits)) return false;
   }
   if (i < n) {
     const bool negative = ++i < n && text[i] == '-';

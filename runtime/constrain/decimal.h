@@ -31,7 +31,7 @@ bool mm_decimal_fits(const mm_decimal *d, const mm_decimal_part *p);
 /* Some number is within the bounds. */
 bool mm_decimal_any(const mm_decimal *d);
 
-/* A bound as JSON writes it: ±digits × 10^exponent, digits without a 0 at their end. false: more than 19 digits, or no number. */
+/* A bound as JSON writes it: ±digits × 10^exponent, digits without a 0 at their end. false: digits of more than 64 bits, or no number. */
 typedef struct mm_decimal_bound {
   uint64_t digits;
   int exponent;

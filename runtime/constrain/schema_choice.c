@@ -289,6 +289,7 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
   unsigned seen = 0, twice = 0;
   if (count == 1) return true;
   for (size_t i = 0; i < count; i++) {
+    if (p->beyond_any) return mm_schema_unserved(p, "oneOf", " with an alternative whose values are not all known");
     if (!names_types(p, list[i]))
       return p->err->status == MM_OK && mm_schema_unserved(p, "oneOf", " with an alternative that names no type");
     const unsigned now = beginnings(all[i]);

@@ -42,6 +42,8 @@ bool mm_schema_forget_none(mm_schema_compiler *p) {
   if (!p->none) return false;
   *p->err = (mm_err){0};
   p->none = false;
+  p->beyond_any |= p->beyond != NULL;
+  p->beyond = NULL;
   return true;
 }
 
@@ -547,7 +549,10 @@ const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, con
   ok = ok && mm_schema_compile_value(&p, schema, &s);
   if (!ok && p.none && p.narrowed) {
     *err = (mm_err){0};
-    mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
+    if (p.beyond)
+      mm_schema_unserved(&p, p.beyond, " where no number is left that is served");
+    else
+      mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
   }
   if (!ok) mm_schema_own_keyword(p.root, err);
   MM_FREE(p.done, p.merged, p.place, p.reference, p.part);

@@ -73,9 +73,11 @@ typedef struct mm_schema_compiler {
   uint64_t merging;
   size_t compiled; /* schemas in all */
   unsigned depth, merge_depth, negations;
-  bool none;     /* the error is that no value fits */
-  bool overlap;  /* the error is that a value may fit two alternatives of oneOf */
-  bool narrowed; /* some values of a negation are left out */
+  bool none;          /* the error is that no value fits */
+  bool overlap;       /* the error is that a value may fit two alternatives of oneOf */
+  bool narrowed;      /* some values are left out, of a negation or of numbers */
+  const char *beyond; /* the keyword whose numbers are */
+  bool beyond_any;    /* this was so of a part of the document that was left out */
   mm_automaton_budget *budget;
   const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
   mm_err *err;

@@ -237,6 +237,28 @@ static bool divides_whole(const mm_value *multiple) {
   return off < 0x1.fp-55L && off > -0x1.fp-55L; /* it is computed to 2^-63 */
 }
 
+/* No number that is served fits the keywords. If some number does, it is one that is left out. */
+static bool no_number(mm_schema_compiler *p, const mm_value *schema, const mm_decimal_bounds *b, bool whole) {
+  const mm_value *lower[] = {mm_value_get(schema, "minimum"), mm_value_get(schema, "exclusiveMinimum")};
+  const mm_value *upper[] = {mm_value_get(schema, "maximum"), mm_value_get(schema, "exclusiveMaximum")};
+  const mm_value last = {.text = whole ? "9223372036854775807" : "999999999999999", .n = whole ? 19 : 15};
+  const mm_value first = {.text = whole ? "-9223372036854775808" : "-999999999999999", .n = whole ? 20 : 16};
+  const char *beyond = NULL;
+  bool any = true;
+  for (int i = 0; i < 2; i++) {
+    if (lower[i] && (mm_schema_compare_exact(lower[i], &last) >= 0 || mm_schema_compare_exact(lower[i], &first) < 0))
+      beyond = lower[i]->key;
+    if (upper[i] && (mm_schema_compare_exact(upper[i], &first) <= 0 || mm_schema_compare_exact(upper[i], &last) > 0))
+      beyond = upper[i]->key;
+    for (int k = 0; k < 2 && lower[i]; k++) any &= !upper[k] || mm_schema_compare_exact(lower[i], upper[k]) <= -(i || k);
+  }
+  const bool closed = (b->least || b->above) && (b->most || b->below);
+  if (!closed && !beyond) beyond = "multipleOf";
+  p->narrowed |= any && beyond;
+  p->beyond = any ? beyond : NULL;
+  return mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
+}
+
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out) {
   const mm_value *multiple = mm_value_get(schema, "multipleOf");
   mm_decimal_bound at[4];
@@ -270,5 +292,5 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
   }
   d->step = parts ? fraction.digits : (uint64_t)step;
   *out = (mm_form){.kind = MM_FORM_DECIMAL, .decimal = d};
-  return mm_decimal_any(d) || mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
+  return mm_decimal_any(d) || no_number(p, schema, &b, whole);
 }
