@@ -75,8 +75,9 @@ typedef struct mm_schema_compiler {
   unsigned depth, merge_depth, negations;
   bool none;          /* the error is that no value fits */
   bool overlap;       /* the error is that a value may fit two alternatives of oneOf */
-  bool narrowed;      /* some values are left out, of a negation or of numbers */
-  const char *beyond; /* the keyword whose numbers are */
+  bool narrowed;      /* some values are left out, of a negation, of numbers or of texts */
+  const char *beyond; /* the keyword whose numbers or texts are */
+  bool escapes;       /* a pattern of these texts has escapes by which texts are left out */
   bool beyond_any;    /* this was so of a part of the document that was left out */
   mm_automaton_budget *budget;
   const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
@@ -223,6 +224,8 @@ bool mm_schema_choice_is_of(const mm_form *choice, unsigned firsts);
 /* ---- schema_values.c ---- */
 /* The format restricts strings. */
 bool mm_schema_follows_format(const mm_value *format);
+/* The pattern has escapes of classes, of which characters beyond ASCII are left out, or of zero. */
+bool mm_schema_has_escapes(const char *pattern, size_t n);
 bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *out);
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out);
 typedef struct mm_schema_format {
