@@ -26,7 +26,10 @@ static const struct {
      "'minProperties': 1}",
      {"{'ba': 5}"},
      {"{'ab': 5}", "{'ba': 1}", "{}"}},
-    /* A text that is not generated may fit an alternative. */
+    /* A number or text that is not generated may fit an alternative. */
+    {"{'oneOf': [{'type': 'number', 'exclusiveMinimum': 123456789012.121, 'exclusiveMaximum': 123456789012.122}, {'type': 'number'}]}",
+     {"5", "123456789012.123"},
+     {"123456789012.1215"}},
     {"{'oneOf': [{'type': 'string', 'pattern': '^\\\\x01$'}, {'type': 'string'}]}", {"'a'", "''"}, {"'\\u0001'"}},
     {"{'oneOf': [{'type': 'string', 'pattern': '^[^ -\xf4\x8f\xbf\xbf]$'}, {'enum': ['\\u0001', 'a']}]}", {"'a'"}, {"'\\u0001'"}},
     {"{'oneOf': [{'enum': ['\xc3\xa9'], 'pattern': '^\\\\W$'}, {'enum': ['\xc3\xa9', 'a']}]}", {"'a'"}, {"'\xc3\xa9'"}},
@@ -198,6 +201,10 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'type': 'integer', 'exclusiveMaximum': -9223372036854775808}", "\"exclusiveMaximum\" is not served where no value is left"},
       {"{'type': 'number', 'maximum': 1e15, 'exclusiveMinimum': 1, 'multipleOf': 1e15}",
        "\"maximum\" is not served where no value is left"},
+      {"{'type': 'number', 'exclusiveMinimum': 123456789012.121, 'maximum': 123456789012.1215, 'exclusiveMaximum': 123456789012.122}",
+       "is not served"},
+      {"{'type': 'number', 'exclusiveMinimum': 123456789012.121, 'exclusiveMaximum': 123456789012.122}",
+       "\"exclusiveMinimum\" is not served where no value is left"},
       {"{'type': 'number', 'minimum': 5, 'multipleOf': 1e15}", "\"multipleOf\" is not served where no value is left"},
       {"{'type': 'integer', 'minimum': 9223372036854775808, 'exclusiveMaximum': 9223372036854775808}",
        "no number fits them: no value fits"},
