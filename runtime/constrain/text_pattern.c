@@ -141,8 +141,21 @@ static bool hex(parser *p, unsigned digits, uint32_t *code) {
   return true;
 }
 
+/* Four digits; two halves of a surrogate pair are one character. */
+static bool unit(parser *p, uint32_t *code) {
+  if (!hex(p, 4, code)) return false;
+  parser next = *p;
+  uint32_t low;
+  const char *none = "";
+  next.reason = &none; /* where no other half follows, this is nothing to refuse */
+  if (*code < 0xd800 || *code > 0xdbff || !take(&next, "\\u") || !hex(&next, 4, &low) || low < 0xdc00 || low > 0xdfff) return true;
+  *code = 0x10000 + ((*code - 0xd800) << 10 | (low - 0xdc00));
+  p->p = next.p;
+  return true;
+}
+
 static bool unicode(parser *p, uint32_t *code) {
-  if (!take(p, "{")) return hex(p, 4, code);
+  if (!take(p, "{")) return unit(p, code);
   unsigned digits = 0;
   while (p->p + digits < p->end && p->p[digits] != '}' && digits < 7) digits++;
   if (!digits || digits > 6 || !hex(p, digits, code) || !take(p, "}") || *code >= MM_CODE_POINTS)

@@ -21,6 +21,9 @@ static const struct {
 } cases[] = {
     {"{'not': {'minLength': 2}}", {"'a'"}, {"'ab'", "1"}},
     {"{'type': ['string', 'boolean'], 'not': {'enum': ['a', true]}}", {"'b'", "false", "'aa'"}, {"'a'", "true"}},
+    {"{'pattern': '^[\\\\ud83d\\\\ude00-\\\\ud83d\\\\ude02]\\\\ud83d\\\\ude01$'}",
+     {"'\xf0\x9f\x98\x80\xf0\x9f\x98\x81'"},
+     {"'\xf0\x9f\x98\x83\xf0\x9f\x98\x81'", "'\xf0\x9f\x98\x80'"}},
     {"{'type': 'integer', 'not': {'const': 5}}", {"4", "6"}, {"5"}},
     {"{'type': 'object', 'patternProperties': {'^a': {'type': 'integer'}, 'a': {'minimum': 3}}, 'additionalProperties': false, "
      "'minProperties': 1}",
