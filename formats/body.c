@@ -51,6 +51,7 @@ static bool unite_keys(reader *r, mm_value *object) {
   }
   free(m);
   if (!twice) return true;
+  object->repeats = true;
   const mm_value **link = &object->first;
   for (const mm_value *v = object->first; v; v = v->next) {
     if (!v->key) {
@@ -79,6 +80,7 @@ static bool read_members(reader *r, mm_value *v) {
     if (!m || (object && !mm_scan_key(&r->scan, &key, r->err))) return false;
     if (object && !(m->key = mm_scan_unescape(r->arena, key, &m->key_n, r->err))) return false;
     if (!read_value(r, m)) return false;
+    v->repeats |= m->repeats;
     *link = m;
     link = &m->next;
     v->count++;

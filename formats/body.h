@@ -29,6 +29,7 @@ struct mm_value {
   size_t key_n;
   const mm_value *first, *next; /* of an array or object; the value after this one */
   size_t count;
+  bool repeats; /* `raw` has a key twice, in this object or in a value within it */
 };
 
 /* Parses `text`, which must stay; the values live in the arena. MM_BAD_INPUT E_JSON with the byte, MM_LIMIT. */

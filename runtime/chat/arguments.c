@@ -193,13 +193,27 @@ static const char *boolean(mm_str s) {
   return NULL;
 }
 
-void mm_arguments_put(mm_text *out, unsigned types, mm_str text) {
+void mm_arguments_put_json(mm_text *out, const mm_value *v) {
+  if (!v->repeats) {
+    mm_text_add(out, v->raw, v->raw_n);
+    return;
+  }
+  const bool object = v->type == MM_VALUE_OBJECT;
+  mm_text_put(out, object ? "{" : "[");
+  for (const mm_value *m = v->first; m; m = m->next) {
+    if (m != v->first) mm_text_put(out, ", ");
+    if (object) mm_text_quote(out, m->key, m->key_n);
+    if (object) mm_text_put(out, ": ");
+    mm_arguments_put_json(out, m);
+  }
+  mm_text_put(out, object ? "}" : "]");
+}
+
+/* The value by its types; v: what the text without white space around it is as JSON, NULL: it is none. */
+static void put_typed(mm_text *out, unsigned types, mm_str text, const mm_value *v) {
   const mm_str s = trim(text);
-  mm_arena arena = {0};
-  const mm_value *v = mm_json_strict(&arena, s);
   const mm_value_type type = v ? v->type : MM_VALUE_NULL;
   const bool json = v, may_string = types & MM_TYPE_STRING;
-  mm_arena_close(&arena);
   bool take = false;
   if (json && type == MM_VALUE_NULL) take = !may_string || types & MM_TYPE_NULL;
   if (json && type == MM_VALUE_NUMBER) take = types & MM_TYPE_NUMBER || (types & MM_TYPE_INTEGER && is_integer(s));
@@ -210,9 +224,15 @@ void mm_arguments_put(mm_text *out, unsigned types, mm_str text) {
   if (json && type == MM_VALUE_OBJECT) take = types & MM_TYPE_OBJECT;
   if (json && type == MM_VALUE_ARRAY) take = types & MM_TYPE_ARRAY;
   if (take || (json && !may_string))
-    mm_text_add(out, s.p, s.n);
+    mm_arguments_put_json(out, v);
   else
     mm_text_quote(out, text.p, text.n);
+}
+
+void mm_arguments_put(mm_text *out, unsigned types, mm_str text) {
+  mm_arena arena = {0};
+  put_typed(out, types, text, mm_json_strict(&arena, trim(text)));
+  mm_arena_close(&arena);
 }
 
 /* A number as JSON has it: without a plus and without zeros in front. */
@@ -249,36 +269,13 @@ void mm_arguments_put_element(mm_text *out, unsigned types, mm_str text) {
   free(scratch.p);
 }
 
-/* How many members the object that `text` is has, equal keys included. */
-static size_t members_written(const mm_text *text) {
-  size_t depth = 0, count = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text->n; i++) {
-    const char c = text->p[i];
-    if (quoted && c == '\\') i++;
-    if (c == '"') quoted = !quoted;
-    if (quoted) continue;
-    depth += c == '{' || c == '[';
-    depth -= c == '}' || c == ']';
-    count += c == ':' && depth == 1;
-  }
-  return count;
-}
-
 void mm_arguments_unite(mm_text *object) {
   mm_arena a = {0};
   mm_err wrong = {0};
   const mm_value *v = object->failed ? NULL : mm_body_parse(&a, object->p, object->n, &wrong);
-  if (v && v->type == MM_VALUE_OBJECT && members_written(object) != v->count) {
+  if (v && v->repeats) {
     mm_text once = {0};
-    for (const mm_value *m = v->first; m; m = m->next) {
-      mm_text_put(&once, m == v->first ? "{" : ", ");
-      mm_text_quote(&once, m->key, m->key_n);
-      mm_text_put(&once, ": ");
-      mm_text_add(&once, m->raw, m->raw_n);
-    }
-    mm_text_put(&once, "}");
-    once.failed |= object->failed;
+    mm_arguments_put_json(&once, v);
     free(object->p);
     *object = once;
   }

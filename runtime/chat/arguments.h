@@ -54,7 +54,9 @@ void mm_arguments_put(mm_text *out, unsigned types, mm_str text);
 /* The same of the text of an M3 element without elements in it: null in any case, and empty where null is allowed; without
  * known types true, false and null are what they say; empty where no string is allowed is the empty list or object. */
 void mm_arguments_put_element(mm_text *out, unsigned types, mm_str text);
-/* Arguments that give a key twice keep its last value, at the place of the first. */
+/* Adds the value as it was written, but of equal keys of an object the last value alone, at the place of the first. */
+void mm_arguments_put_json(mm_text *out, const mm_value *v);
+/* Writes arguments in which an object has a key twice anew, by the same rule. */
 void mm_arguments_unite(mm_text *object);
 /* JSON that any reader takes: no NaN, no infinity, no byte order mark. The value lives in the arena; NULL: it is none. */
 const mm_value *mm_json_strict(mm_arena *a, mm_str text);

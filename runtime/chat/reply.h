@@ -15,7 +15,11 @@ typedef enum mm_reply_kind {
   MM_REPLY_CONTENT,
   MM_REPLY_CALL,      /* a call begins: text is its name, never empty */
   MM_REPLY_ARGUMENTS, /* a fragment of its arguments; joined, they are a JSON object */
-  MM_REPLY_CALL_END   /* the call is complete. A call that was cut off has no end, and its arguments may lack theirs. */
+  MM_REPLY_CALL_END,  /* the call is complete. A call that was cut off has no end, and its arguments may lack theirs. */
+  /* M1, behind the end: the call's object gave its name, or its arguments, once more, and the last ones count. A stream, which has sent the
+   * first ones, keeps them. */
+  MM_REPLY_NAME_AGAIN,
+  MM_REPLY_ARGUMENTS_AGAIN
 } mm_reply_kind;
 
 typedef struct mm_reply_event {

@@ -1,17 +1,34 @@
 /* Tool calls of M1: a JSON object {"name": …, "arguments": {…}} on each line. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/chat/reply_inside.h"
 
 /* ---- A call that comes whole ---- */
 
-/* The arguments as JSON text: an object, or a string that holds one; absent where they are neither. */
-static mm_str arguments_of(mm_arena *a, const mm_value *v) {
+/* The arguments of an object: an object, or a string that holds one; NULL: neither. */
+static const mm_value *arguments_of(mm_arena *a, const mm_value *object) {
+  const mm_value *v = mm_value_get(object, "arguments");
   mm_str s = {0};
   if (v && v->type == MM_VALUE_OBJECT) s = (mm_str){v->raw, v->raw_n};
   if (v && v->type == MM_VALUE_STRING) s = (mm_str){v->text, v->n};
-  const mm_value *object = mm_json_strict(a, s);
-  return object && object->type == MM_VALUE_OBJECT ? s : (mm_str){0};
+  v = mm_json_strict(a, s);
+  return v && v->type == MM_VALUE_OBJECT ? v : NULL;
+}
+
+/* The name of an object's call; NULL: none. */
+static const mm_value *name_of(const mm_value *object) {
+  const mm_value *v = mm_value_get(object, "name");
+  return v && v->type == MM_VALUE_STRING && v->n ? v : NULL;
+}
+
+/* Sends an object that stands in r->fragment or r->value: a key once. */
+static void send_object(mm_reply *r, mm_reply_kind kind, const mm_value *object) {
+  mm_text once = {0};
+  mm_arguments_put_json(&once, object);
+  r->value.failed |= once.failed;
+  if (!once.failed) mm_reply_emit(r, kind, once.p, once.n);
+  free(once.p);
 }
 
 static void begin_call(mm_reply *r, const char *name, size_t n) {
@@ -38,12 +55,11 @@ static void give_up(mm_reply *r) {
 static bool take_object(mm_reply *r) {
   mm_arena a = {0};
   mm_err wrong = {0};
-  const mm_value *v = mm_body_parse(&a, r->value.p, r->value.n, &wrong), *name = mm_value_get(v, "name");
-  const mm_str arguments = arguments_of(&a, mm_value_get(v, "arguments"));
-  const bool ok = name && name->type == MM_VALUE_STRING && name->n && arguments.p;
+  const mm_value *v = mm_body_parse(&a, r->value.p, r->value.n, &wrong), *name = name_of(v), *arguments = arguments_of(&a, v);
+  const bool ok = name && arguments;
   if (ok) {
     begin_call(r, name->text, name->n);
-    mm_reply_emit(r, MM_REPLY_ARGUMENTS, arguments.p, arguments.n);
+    send_object(r, MM_REPLY_ARGUMENTS, arguments);
     end_call(r);
   }
   mm_arena_close(&a);
@@ -64,9 +80,9 @@ static const mm_value *wrapped(mm_reply *r, mm_arena *a, const char *before, siz
 /* Before the brace that opens the first object inside r->value: whether it is the arguments of a call whose name is known. */
 static void find_arguments(mm_reply *r) {
   mm_arena a = {0};
-  const mm_value *v = wrapped(r, &a, "", 0, "{}}"), *name = mm_value_get(v, "name"), *last = v ? v->first : NULL;
+  const mm_value *v = wrapped(r, &a, "", 0, "{}}"), *name = name_of(v), *last = v ? v->first : NULL;
   while (last && last->next) last = last->next;
-  if (last && last == mm_value_get(v, "arguments") && last->type == MM_VALUE_OBJECT && name && name->type == MM_VALUE_STRING && name->n) {
+  if (last && last == mm_value_get(v, "arguments") && last->type == MM_VALUE_OBJECT && name) {
     mm_text_clear(&r->name);
     mm_text_add(&r->name, name->text, name->n);
     r->open = true;
@@ -75,24 +91,44 @@ static void find_arguments(mm_reply *r) {
   mm_arena_close(&a);
 }
 
+/* Sends r->value behind what was sent: an argument that `member` is in r->fragment, with the signs around it; NULL: signs alone. */
+static void send_argument(mm_reply *r, const mm_value *member) {
+  const char *from = r->value.p + r->object.sent;
+  const size_t n = r->value.n - r->object.sent;
+  r->object.sent = r->value.n;
+  if (!member || !member->repeats) {
+    mm_reply_emit(r, MM_REPLY_ARGUMENTS, from, n);
+    return;
+  }
+  const size_t before = (size_t)(member->raw - r->fragment.p), behind = before + member->raw_n; /* both begin with one sign */
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, from, before);
+  send_object(r, MM_REPLY_ARGUMENTS, member);
+  mm_reply_emit(r, MM_REPLY_ARGUMENTS, from + behind, n - behind);
+}
+
 /* Before a comma or the closing brace of open arguments: passes on the argument that ends there; true: with the brace. One that is no JSON
  * is the last: what was not passed on will be content, and a call that was begun has no end. */
 static bool pass_argument(mm_reply *r, bool last) {
   mm_arena a = {0};
   const mm_value *v = wrapped(r, &a, "{", r->object.sent + 1, "}");
   const bool none = v && !v->count && last && r->value.p[r->object.sent] == '{', ok = v && (v->count == 1 || none);
-  mm_arena_close(&a);
-  if (!ok) {
-    r->open = false;
-    return false;
+  if (ok && last) mm_text_put(&r->value, "}");
+  if (ok && !r->value.failed) {
+    if (!r->begun) begin_call(r, r->name.p, r->name.n);
+    send_argument(r, v->first);
+    if (last) end_call(r);
   }
-  if (last) mm_text_put(&r->value, "}");
-  if (r->value.failed) return last;
-  if (!r->begun) begin_call(r, r->name.p, r->name.n);
-  mm_reply_emit(r, MM_REPLY_ARGUMENTS, r->value.p + r->object.sent, r->value.n - r->object.sent);
-  r->object.sent = r->value.n;
-  if (last) end_call(r);
-  return last;
+  r->open = r->open && ok;
+  mm_arena_close(&a);
+  return ok && last;
+}
+
+/* Behind the arguments of a call the rest of its object: a name or arguments in it count in place of the first ones. */
+static bool take_rest(mm_reply *r, mm_arena *a) {
+  const mm_value *rest = wrapped(r, a, "{\"\": 0", r->object.sent, ""), *name = name_of(rest), *arguments = arguments_of(a, rest);
+  if (name) mm_reply_emit(r, MM_REPLY_NAME_AGAIN, name->text, name->n);
+  if (arguments) send_object(r, MM_REPLY_ARGUMENTS_AGAIN, arguments);
+  return rest;
 }
 
 /* The object ends, or its line ends before it. Text after the arguments is dropped if it is the rest of an object. */
@@ -100,7 +136,7 @@ static void end_object(mm_reply *r, bool whole) {
   mm_arena a = {0};
   bool call = r->begun && r->object.ended;
   if (call && whole) {
-    call = wrapped(r, &a, "{\"\": 0", r->object.sent, "");
+    call = take_rest(r, &a);
   } else if (call) {
     size_t at = r->object.sent;
     while (at < r->value.n && strchr(" \t\r\n", r->value.p[at]) && r->value.p[at]) at++;

@@ -75,7 +75,7 @@ void mm_reply_emit(mm_reply *r, mm_reply_kind kind, const char *text, size_t n) 
     if (!n) return;
   }
   if (!n && kind != MM_REPLY_CALL_END) return;
-  const bool of_call = kind == MM_REPLY_CALL || kind == MM_REPLY_ARGUMENTS || kind == MM_REPLY_CALL_END;
+  const bool of_call = kind >= MM_REPLY_CALL;
   r->silent = false;
   if (kind == MM_REPLY_CALL) r->calls++;
   r->s.sink(r->s.user, &(mm_reply_event){kind, of_call ? r->calls - 1 : 0, text, n});

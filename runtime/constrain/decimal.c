@@ -77,12 +77,10 @@ bool mm_decimal_read(const char *text, size_t n, mm_decimal_bound *out) {
       if (zeros > 4096) return false;
       continue;
     }
-    for (; zeros >= 0; zeros--) {
-      if (out->digits >= power[18]) return false;
-      out->digits *= 10;
-    }
+    for (; zeros >= 0; zeros--)
+      if (!mm_mul(out->digits, 10, &out->digits)) return false;
     zeros = 0;
-    out->digits += (uint64_t)(text[i] - '0');
+    if (!mm_add(out->digits, (uint64_t)(text[i] - '0'), &out->digits)) return false;
   }
   if (i < n) {
     const bool negative = ++i < n && text[i] == '-';
@@ -96,6 +94,53 @@ bool mm_decimal_read(const char *text, size_t n, mm_decimal_bound *out) {
   out->exponent = out->digits ? exponent - places + zeros : 0;
   if (!out->digits) out->negative = false;
   return true;
+}
+
+/* ---- Comparison ---- */
+
+/* A number's digits but for zeros around them; a point may stand among them. */
+typedef struct digit_range {
+  const char *first, *end; /* equal: the number is 0 */
+  int64_t top;             /* the first digit counts 10^top */
+  bool negative;
+} digit_range;
+
+static digit_range digits_of(const char *s, size_t n) {
+  digit_range d = {.negative = n && *s == '-'};
+  const char *end = s + n, *at = s + d.negative, *point = NULL;
+  for (; at < end && *at != 'e' && *at != 'E'; at++) {
+    if (*at == '.') point = at;
+    if (*at < '1' || *at > '9') continue;
+    if (!d.first) d.first = at;
+    d.end = at + 1;
+  }
+  if (!d.first) return (digit_range){0};
+  if (!point) point = at;
+  d.top = point - d.first - (d.first < point);
+  int64_t exponent = 0;
+  const bool below = at + 1 < end && at[1] == '-';
+  for (at += at < end; at < end; at++)
+    if (*at >= '0' && *at <= '9' && exponent < INT32_MAX) exponent = exponent * 10 + (*at - '0');
+  d.top += below ? -exponent : exponent;
+  return d;
+}
+
+static int compare_magnitudes(digit_range a, digit_range b) {
+  if (a.first == a.end || b.first == b.end) return (a.first != a.end) - (b.first != b.end);
+  if (a.top != b.top) return a.top < b.top ? -1 : 1;
+  while (a.first < a.end && b.first < b.end) {
+    a.first += *a.first == '.';
+    b.first += *b.first == '.';
+    if (*a.first != *b.first) return *a.first < *b.first ? -1 : 1;
+    a.first++, b.first++;
+  }
+  return (a.first < a.end) - (b.first < b.end);
+}
+
+int mm_decimal_compare(const char *a, size_t a_n, const char *b, size_t b_n) {
+  const digit_range x = digits_of(a, a_n), y = digits_of(b, b_n);
+  if (x.negative != y.negative) return x.negative ? -1 : 1;
+  return x.negative ? compare_magnitudes(y, x) : compare_magnitudes(x, y);
 }
 
 /* The bound in units of 10^-places, its magnitude rounded down; *exact: nothing was lost. UINT64_MAX: more than 64 bits. */

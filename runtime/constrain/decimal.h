@@ -31,13 +31,15 @@ bool mm_decimal_fits(const mm_decimal *d, const mm_decimal_part *p);
 /* Some number is within the bounds. */
 bool mm_decimal_any(const mm_decimal *d);
 
-/* A bound as JSON writes it: ±digits × 10^exponent, digits without a 0 at their end. false: more than 19 digits, or no number. */
+/* A bound as JSON writes it: ±digits × 10^exponent, digits without a 0 at their end. false: digits of more than 64 bits, or no number. */
 typedef struct mm_decimal_bound {
   uint64_t digits;
   int exponent;
   bool negative;
 } mm_decimal_bound;
 bool mm_decimal_read(const char *text, size_t n, mm_decimal_bound *out);
+/* The order of two numbers as JSON writes them, of any length and by their digits: below, at or above 0. */
+int mm_decimal_compare(const char *a, size_t a_n, const char *b, size_t b_n);
 /* Bounds of a schema; NULL: none. An exclusive one is no value itself. */
 typedef struct mm_decimal_bounds {
   const mm_decimal_bound *least, *most, *above, *below;

@@ -176,13 +176,17 @@ static bool names_types(mm_schema_compiler *p, const mm_value *schema) { return 
 /* A value of enum or const, of one of the alternatives. */
 typedef struct owned {
   const mm_value *value;
-  double number;
   size_t owner;
 } owned;
 
-static int compare_owned(const void *a, const void *b) {
+static int compare_read(const void *a, const void *b) {
   const owned *x = a, *y = b;
-  if (x->value->type == MM_VALUE_NUMBER) return (x->number > y->number) - (x->number < y->number);
+  return mm_schema_compare_read(x->value, y->value);
+}
+
+static int compare_exact(const void *a, const void *b) {
+  const owned *x = a, *y = b;
+  if (x->value->type == MM_VALUE_NUMBER) return mm_schema_compare_exact(x->value, y->value);
   const int order = memcmp(x->value->text, y->value->text, mm_min(x->value->n, y->value->n));
   return order ? order : (x->value->n > y->value->n) - (x->value->n < y->value->n);
 }
@@ -196,7 +200,15 @@ static const mm_form *literals_of(const mm_form *s, int first) {
   return s && s->kind == MM_FORM_LITERALS ? s : NULL;
 }
 
-/* Sets *differ: no value is in the literals of two alternatives. Numbers are compared as doubles: some that differ count as equal. */
+/* Sorts the values. Returns true if none is of two owners. */
+static bool have_one_owner(owned *v, size_t n, int (*order)(const void *, const void *)) {
+  qsort(v, n, sizeof *v, order);
+  for (size_t i = 1; i < n; i++)
+    if (v[i - 1].owner != v[i].owner && order(&v[i - 1], &v[i]) == 0) return false;
+  return true;
+}
+
+/* Sets *differ: no value is in the literals of two alternatives. Numbers that are read as the same count as one, though they differ. */
 static bool values_differ(mm_schema_compiler *p, const mm_form *const *all, size_t count, int first, bool *differ) {
   size_t n = 0, most = 0;
   for (size_t i = 0; i < count; i++)
@@ -210,13 +222,10 @@ static bool values_differ(mm_schema_compiler *p, const mm_form *const *all, size
     for (uint32_t k = 0; s && k < s->count; k++) {
       const mm_value *value = mm_body_parse(p->arena, s->literal[k].p, s->literal[k].n, p->err);
       if (!value) return false;
-      v[n++] = (owned){value, value->type == MM_VALUE_NUMBER ? mm_value_real(value) : 0, i};
+      v[n++] = (owned){value, i};
     }
   }
-  qsort(v, n, sizeof *v, compare_owned);
-  *differ = true;
-  for (size_t i = 1; i < n; i++)
-    if (v[i - 1].owner != v[i].owner && compare_owned(&v[i - 1], &v[i]) == 0) *differ = false;
+  *differ = have_one_owner(v, n, compare_exact) && (first != MM_FIRST_NUMBER || have_one_owner(v, n, compare_read));
   return true;
 }
 
@@ -280,6 +289,7 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
   unsigned seen = 0, twice = 0;
   if (count == 1) return true;
   for (size_t i = 0; i < count; i++) {
+    if (p->beyond_any) return mm_schema_unserved(p, "oneOf", " with an alternative whose values are not all known");
     if (!names_types(p, list[i]))
       return p->err->status == MM_OK && mm_schema_unserved(p, "oneOf", " with an alternative that names no type");
     const unsigned now = beginnings(all[i]);

@@ -42,6 +42,8 @@ bool mm_schema_forget_none(mm_schema_compiler *p) {
   if (!p->none) return false;
   *p->err = (mm_err){0};
   p->none = false;
+  p->beyond_any |= p->beyond != NULL;
+  p->beyond = NULL;
   return true;
 }
 
@@ -310,6 +312,15 @@ static bool lets_through(mm_schema_compiler *p, const mm_form *form, const mm_va
   return true;
 }
 
+/* The text may fit the pattern, which does not generate it: it has control characters, or others beyond ASCII. */
+static bool is_beyond(const mm_value *v, const mm_value *pattern) {
+  if (v->type != MM_VALUE_STRING || !pattern || pattern->type != MM_VALUE_STRING) return false;
+  const bool escapes = mm_schema_has_escapes(pattern->text, pattern->n);
+  for (size_t i = 0; i < v->n; i++)
+    if ((uint8_t)v->text[i] < ' ' || (escapes && (uint8_t)v->text[i] >= 0x80)) return true;
+  return false;
+}
+
 static bool is_values(const mm_value *m) { return mm_value_key_is(m, "enum") || mm_value_key_is(m, "const"); }
 
 /* The value is of every list of the schema, and every const. */
@@ -349,14 +360,16 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
     if (!is_values(m) && !mm_schema_put(p, &typed, m, NULL)) return false;
   if (!mm_value_get(rest, "type") && !mm_schema_put(p, &typed, types.value, "type")) return false;
   if (!mm_schema_compile_value(p, typed.value, &form)) return false;
-  bool known = true;
+  bool known = true, beyond = false;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
     bool fits = false;
     if (!is_listed(p, rest, v)) continue;
+    beyond |= is_beyond(v, mm_value_get(rest, "pattern"));
     if (!lets_through(p, form, v, &fits) || (fits && !mm_schema_put(p, &some, v, ""))) return false;
     known &= fits || v->type != MM_VALUE_NUMBER || (v->raw_n <= 16 && !memchr(v->raw, 'e', v->raw_n) && !memchr(v->raw, 'E', v->raw_n));
   }
   if (!some.value->count && !known) return mm_schema_unserved(p, values->key, " of such values next to other keywords");
+  if (!some.value->count && beyond) p->narrowed = true, p->beyond = values->key;
   return some.value->count ? compile_enum(p, some.value, NULL, out)
                            : mm_schema_none(p, "enum, const: found no value of what else the schema says");
 }
@@ -547,7 +560,10 @@ const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, con
   ok = ok && mm_schema_compile_value(&p, schema, &s);
   if (!ok && p.none && p.narrowed) {
     *err = (mm_err){0};
-    mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
+    if (p.beyond)
+      mm_schema_unserved(&p, p.beyond, " where no value is left that is served");
+    else
+      mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
   }
   if (!ok) mm_schema_own_keyword(p.root, err);
   MM_FREE(p.done, p.merged, p.place, p.reference, p.part);

@@ -73,9 +73,12 @@ typedef struct mm_schema_compiler {
   uint64_t merging;
   size_t compiled; /* schemas in all */
   unsigned depth, merge_depth, negations;
-  bool none;     /* the error is that no value fits */
-  bool overlap;  /* the error is that a value may fit two alternatives of oneOf */
-  bool narrowed; /* some values of a negation are left out */
+  bool none;          /* the error is that no value fits */
+  bool overlap;       /* the error is that a value may fit two alternatives of oneOf */
+  bool narrowed;      /* some values are left out, of a negation, of numbers or of texts */
+  const char *beyond; /* the keyword whose numbers or texts are */
+  bool escapes;       /* a pattern of these texts has escapes by which texts are left out */
+  bool beyond_any;    /* this was so of a part of the document that was left out */
   mm_automaton_budget *budget;
   const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
   mm_err *err;
@@ -166,8 +169,11 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
 const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n);
 /* The same value. False after an error too. */
 bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
-/* Values that a reader of numbers as doubles does not distinguish. */
+/* The same value, or one that is read as the same. */
 bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* The order of two numbers: by their digits; as they are read, whole ones exactly and others as doubles. */
+int mm_schema_compare_exact(const mm_value *a, const mm_value *b);
+int mm_schema_compare_read(const mm_value *a, const mm_value *b);
 
 /* ---- schema_merge.c ---- */
 /* The schema without $ref and allOf at its top. NULL after an error, or without one: leads to no schema. */
@@ -218,6 +224,8 @@ bool mm_schema_choice_is_of(const mm_form *choice, unsigned firsts);
 /* ---- schema_values.c ---- */
 /* The format restricts strings. */
 bool mm_schema_follows_format(const mm_value *format);
+/* The pattern has escapes of classes, of which characters beyond ASCII are left out, or of zero. */
+bool mm_schema_has_escapes(const char *pattern, size_t n);
 bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *out);
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out);
 typedef struct mm_schema_format {

@@ -73,13 +73,28 @@ const mm_value *mm_schema_without(mm_schema_compiler *p, const mm_value *schema,
   return out.value;
 }
 
-/* Numbers: `exact` by their digits, as ids of 64 bits differ; else as doubles, of which some are equal whose texts are not. */
+int mm_schema_compare_exact(const mm_value *a, const mm_value *b) { return mm_decimal_compare(a->text, a->n, b->text, b->n); }
+
+/* The number is written as a whole one. */
+static bool is_whole(const mm_value *v) {
+  for (size_t i = 0; i < v->n; i++)
+    if (strchr(".eE", v->text[i])) return false;
+  return true;
+}
+
+int mm_schema_compare_read(const mm_value *a, const mm_value *b) {
+  const double x = mm_value_real(a), y = mm_value_real(b);
+  const bool whole = is_whole(a), other = is_whole(b);
+  if (x != y || x - y != 0 || (!whole && !other)) return (x > y) - (x < y); /* infinite ones are equal */
+  if (whole && other) return mm_schema_compare_exact(a, b);
+  char text[400]; /* of the one that is a double, which is a whole number too, or 0 */
+  const size_t n = (size_t)snprintf(text, sizeof text, "%.0f", x);
+  return whole ? mm_decimal_compare(a->text, a->n, text, n) : mm_decimal_compare(text, n, b->text, b->n);
+}
+
+/* Numbers: by their digits, as ids of 64 bits differ; if not `exact`, also as they are read. */
 static bool equal_numbers(const mm_value *a, const mm_value *b, bool exact) {
-  mm_decimal_bound x, y;
-  if (!exact) return mm_value_real(a) == mm_value_real(b);
-  if (!mm_decimal_read(a->text, a->n, &x) || !mm_decimal_read(b->text, b->n, &y))
-    return a->n == b->n && memcmp(a->text, b->text, a->n) == 0;
-  return x.digits == y.digits && (!x.digits || (x.exponent == y.exponent && x.negative == y.negative));
+  return mm_schema_compare_exact(a, b) == 0 || (!exact && mm_schema_compare_read(a, b) == 0);
 }
 
 static bool equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b, bool exact) {

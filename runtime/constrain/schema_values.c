@@ -42,8 +42,21 @@ static bool refused(mm_schema_compiler *p, const char *keyword, const char *reas
   return reason && mm_schema_unserved(p, keyword, reason); /* without a reason: for lack of memory */
 }
 
+bool mm_schema_has_escapes(const char *pattern, size_t n) {
+  static const char *const words[] = {"D", "W", "s", "0", "x00", "u0000", "u{0", "d", "w"};
+  const size_t count = sizeof words / sizeof *words - (memmem(pattern, n, "[^", 2) ? 0 : 2); /* the others of \d and \w */
+  for (size_t i = 0; i + 1 < n; i++) {
+    if (pattern[i] != '\\') continue;
+    i++;
+    for (size_t k = 0; k < count; k++)
+      if (strlen(words[k]) <= n - i && memcmp(pattern + i, words[k], strlen(words[k])) == 0) return true;
+  }
+  return false;
+}
+
 static bool add_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, const mm_text_rule **rules) {
   const char *reason;
+  p->escapes |= mm_schema_has_escapes(pattern, n);
   return mm_text_pattern_parse(p->arena, pattern, n, false, rules, &reason, p->err) || refused(p, keyword, reason);
 }
 
@@ -77,7 +90,9 @@ static bool add_no_match(mm_schema_compiler *p, const mm_value *pattern, const m
   mm_text_put(&t, begins ? "^(?!" : several ? "^(?![\\s\\S]*(?:" : "^(?![\\s\\S]*");
   mm_text_add(&t, pattern->text + begins, pattern->n - begins);
   mm_text_put(&t, several ? "))" : ")");
+  const bool escapes = p->escapes; /* those written here leave nothing out */
   const bool ok = t.failed ? mm_fail_memory(p->err, t.n) : add_pattern(p, "not", t.p, t.n, rules);
+  p->escapes = escapes | mm_schema_has_escapes(pattern->text, pattern->n);
   free(t.p);
   return ok;
 }
@@ -97,11 +112,21 @@ static mm_text_pattern *texts_of(mm_schema_compiler *p, const mm_value *texts) {
   return all;
 }
 
+/* Texts that are left out, as those with control characters, may fit the rules that no other text fits. */
+static bool fits_others(mm_schema_compiler *p, const mm_text_rule *rules) {
+  const char *reason;
+  mm_err err = {0};
+  return p->escapes || mm_automaton_build(p->arena, rules, MM_AUTOMATON_WHOLE, p->budget, &reason, &err) || err.status != MM_OK;
+}
+
 static bool build(mm_schema_compiler *p, const char *keyword, const mm_text_rule *rules, mm_form *out) {
   const char *reason;
   *out = (mm_form){.kind = MM_FORM_AUTOMATON, .most = UINT32_MAX, .rules = rules};
   out->automaton = mm_automaton_build(p->arena, rules, MM_AUTOMATON_JSON, p->budget, &reason, p->err);
-  return out->automaton || refused(p, keyword, reason);
+  if (out->automaton) return true;
+  const bool refuses = refused(p, keyword, reason);
+  if (p->none && fits_others(p, rules)) p->narrowed = true, p->beyond = keyword;
+  return refuses;
 }
 
 /* Finds the form of the same conditions, or makes it. */
@@ -137,6 +162,7 @@ bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *ou
   const char *keyword = "pattern";
   mm_text conditions = {0};
   bool ok = true;
+  p->escapes = false;
   *out = mm_schema_any_string;
   if (!mm_schema_count(p, schema, "minLength", &out->least) || !mm_schema_count(p, schema, "maxLength", &out->most)) return false;
   if (out->least > out->most) return mm_schema_none(p, "minLength: more than maxLength");
@@ -174,6 +200,7 @@ bool mm_schema_key_matches(mm_schema_compiler *p, const mm_value *pattern, const
 
 bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *pattern, size_t n, mm_form *out) {
   const mm_text_rule *rules = NULL;
+  p->escapes = false;
   return add_pattern(p, keyword, pattern, n, &rules) && build(p, keyword, rules, out);
 }
 
@@ -183,6 +210,7 @@ const mm_form *mm_schema_other_keys(mm_schema_compiler *p, const mm_form *object
   mm_text_pattern *all = mm_arena_alloc(p->arena, sizeof *all, p->err);
   if (!out || !all || !add_rule(p, mm_text_pattern_any(p->arena, 0, UINT32_MAX, p->err), false, &rules)) return NULL;
   *all = (mm_text_pattern){.kind = MM_PATTERN_CHOICE};
+  p->escapes = false;
   for (uint32_t i = 0; i < object->count; i++) {
     mm_text_pattern *key = mm_arena_alloc(p->arena, sizeof *key, p->err);
     if (!key) return NULL;
@@ -237,6 +265,29 @@ static bool divides_whole(const mm_value *multiple) {
   return off < 0x1.fp-55L && off > -0x1.fp-55L; /* it is computed to 2^-63 */
 }
 
+/* No number that is served fits the keywords. If some number does, it is one that is left out. */
+static bool no_number(mm_schema_compiler *p, const mm_value *schema, const mm_decimal_bounds *b, bool whole) {
+  const mm_value *lower[] = {mm_value_get(schema, "minimum"), mm_value_get(schema, "exclusiveMinimum")};
+  const mm_value *upper[] = {mm_value_get(schema, "maximum"), mm_value_get(schema, "exclusiveMaximum")};
+  const mm_value last = {.text = whole ? "9223372036854775807" : "999999999999999", .n = whole ? 19 : 15};
+  const mm_value first = {.text = whole ? "-9223372036854775808" : "-999999999999999", .n = whole ? 20 : 16};
+  const char *beyond = NULL;
+  bool any = true;
+  for (int i = 0; i < 2; i++) {
+    if (lower[i] && (mm_schema_compare_exact(lower[i], &last) >= 0 || mm_schema_compare_exact(lower[i], &first) < 0))
+      beyond = lower[i]->key;
+    if (upper[i] && (mm_schema_compare_exact(upper[i], &first) <= 0 || mm_schema_compare_exact(upper[i], &last) > 0))
+      beyond = upper[i]->key;
+    for (int k = 0; k < 2 && lower[i]; k++) any &= !upper[k] || mm_schema_compare_exact(lower[i], upper[k]) <= -(i || k);
+  }
+  const bool closed = (b->least || b->above) && (b->most || b->below);
+  if (!closed && !beyond) beyond = "multipleOf";
+  if (!whole && !beyond && !mm_value_get(schema, "multipleOf")) beyond = lower[0] ? lower[0]->key : lower[1]->key; /* of more digits */
+  p->narrowed |= any && beyond;
+  p->beyond = any ? beyond : NULL;
+  return mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
+}
+
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out) {
   const mm_value *multiple = mm_value_get(schema, "multipleOf");
   mm_decimal_bound at[4];
@@ -270,5 +321,5 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
   }
   d->step = parts ? fraction.digits : (uint64_t)step;
   *out = (mm_form){.kind = MM_FORM_DECIMAL, .decimal = d};
-  return mm_decimal_any(d) || mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
+  return mm_decimal_any(d) || no_number(p, schema, &b, whole);
 }

@@ -141,13 +141,33 @@ static bool hex(parser *p, unsigned digits, uint32_t *code) {
   return true;
 }
 
+/* Four digits; two halves of a surrogate pair are one character. */
+static bool unit(parser *p, uint32_t *code) {
+  if (!hex(p, 4, code)) return false;
+  parser next = *p;
+  uint32_t low;
+  const char *none = "";
+  next.reason = &none; /* where no other half follows, this is nothing to refuse */
+  if (*code < 0xd800 || *code > 0xdbff || !take(&next, "\\u") || !hex(&next, 4, &low) || low < 0xdc00 || low > 0xdfff) return true;
+  *code = 0x10000 + ((*code - 0xd800) << 10 | (low - 0xdc00));
+  p->p = next.p;
+  return true;
+}
+
 static bool unicode(parser *p, uint32_t *code) {
-  if (!take(p, "{")) return hex(p, 4, code);
+  if (!take(p, "{")) return unit(p, code);
   unsigned digits = 0;
   while (p->p + digits < p->end && p->p[digits] != '}' && digits < 7) digits++;
   if (!digits || digits > 6 || !hex(p, digits, code) || !take(p, "}") || *code >= MM_CODE_POINTS)
     return refuse(p, ": an escape that is not complete");
   return true;
+}
+
+static bool control(parser *p, uint32_t *code) {
+  const char c = p->p < p->end ? *p->p : 0;
+  if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) return refuse(p, ": an escape that is not complete");
+  *code = (uint32_t)c & 31;
+  return p->p++, true;
 }
 
 /* What follows a backslash, a character: *code. */
@@ -158,6 +178,7 @@ static bool escape(parser *p, uint32_t *code) {
   const char *letter = c ? strchr(letters, c) : NULL;
   if (c == 'x') return p->p++, hex(p, 2, code);
   if (c == 'u') return p->p++, unicode(p, code);
+  if (c == 'c') return p->p++, control(p, code);
   if (c == '0' && p->p + 1 < p->end && p->p[1] >= '0' && p->p[1] <= '9') return refuse(p, ": an octal escape");
   if (letter) return p->p++, *code = (uint32_t)codes[letter - letters], true;
   if (c >= '1' && c <= '9') return refuse(p, ": a reference to a group");

@@ -177,12 +177,7 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
   }
   if (!mm_value_is(type, "any") && !mm_value_is(type, "tool"))
     return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", mm_value_shown(type));
-  if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
-  r->choice = mm_value_is(type, "any") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
-  if (r->choice == MM_TOOLS_REQUIRED) return true;
-  r->name = mm_str_of(mm_value_get(choice, "name"));
-  if (!r->name.n || !mm_tools_have(v, c, r->name)) return mm_refuse(c, 400, "tool_choice", "tool_choice: there is no such tool");
-  return true;
+  return mm_tool_choose(c, v, r, mm_value_is(type, "any"), mm_value_get(choice, "name"), "the type auto, any, none");
 }
 
 static bool read_thinking(mm_call *c, mm_conversation *v) {

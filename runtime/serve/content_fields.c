@@ -92,6 +92,8 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
   return true;
 }
 
+const char *mm_content_field(size_t i) { return i < sizeof of_body / sizeof *of_body ? of_body[i].name : NULL; }
+
 bool mm_content_read(mm_call *c, mm_content_rule *rule, mm_err *err) {
   for (size_t i = 0; i < sizeof of_body / sizeof *of_body; i++) {
     const mm_value *v = mm_value_get(c->body, of_body[i].name);

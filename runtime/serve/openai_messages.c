@@ -164,7 +164,8 @@ mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t) {
   return mm_str_of(mm_value_get(function ? function : v, "name"));
 }
 
-bool mm_tools_have(const mm_conversation *v, mm_call *c, mm_str name) {
+/* True if one of the tools has this name. */
+static bool tools_have(const mm_conversation *v, mm_call *c, mm_str name) {
   for (size_t i = 0; i < v->tool_count; i++) {
     const mm_str own = mm_tool_name(c, &v->tool[i]);
     if (own.n == name.n && memcmp(own.p, name.p, name.n) == 0) return true;
@@ -254,16 +255,20 @@ bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_val
   return true;
 }
 
+bool mm_tool_choose(mm_call *c, const mm_conversation *v, mm_tool_rules *r, bool required, const mm_value *name, const char *others) {
+  if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
+  r->choice = required ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
+  if (required) return true;
+  r->name = mm_str_of(name);
+  if (!r->name.n) return mm_refuse(c, 400, "tool_choice", "tool_choice: expected %s or the name of a tool", others);
+  return tools_have(v, c, r->name) || mm_refuse(c, 400, "tool_choice", "tool_choice: there is no tool \"%.100s\"", r->name.p);
+}
+
 static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
   const mm_value *choice;
   if (!mm_tool_word(c, v, r, &choice)) return false;
-  if (!choice) return true;
-  if (!v->tool_count) return mm_refuse(c, 400, "tool_choice", "tool_choice: there are no tools");
-  r->choice = mm_value_is(choice, "required") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
-  if (r->choice == MM_TOOLS_REQUIRED) return true;
-  r->name = mm_str_of(mm_value_get(mm_value_get(choice, "function"), "name"));
-  if (!r->name.n) return mm_refuse(c, 400, "tool_choice", "tool_choice: expected auto, none, required, or a function's name");
-  return mm_tools_have(v, c, r->name) || mm_refuse(c, 400, "tool_choice", "tool_choice: there is no tool \"%.100s\"", r->name.p);
+  return !choice || mm_tool_choose(c, v, r, mm_value_is(choice, "required"), mm_value_get(mm_value_get(choice, "function"), "name"),
+                                   "auto, none, required");
 }
 
 /* ---- What templates take ---- */

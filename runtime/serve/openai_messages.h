@@ -30,6 +30,9 @@ MM_MUST_USE bool mm_arguments_read(mm_call *c, const char *param, const mm_value
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto nor none; NULL then. */
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other);
+/* A call that must be made: of any tool, or of the one with this name. `others`: words that may stand for the name, for the message. */
+MM_MUST_USE bool mm_tool_choose(mm_call *c, const mm_conversation *v, mm_tool_rules *r, bool required, const mm_value *name,
+                                const char *others);
 /* *mode: what the type of `thinking` asks for, unset where it does not say. */
 MM_MUST_USE bool mm_thinking_read(mm_call *c, mm_thinking *mode);
 /* *mode: what `reasoning` of a request asks for, unset where it does not say. */
@@ -39,8 +42,6 @@ MM_MUST_USE bool mm_reasoning_effort(mm_call *c, mm_thinking *mode);
 MM_MUST_USE bool mm_reasoning_budget(mm_call *c, int64_t *most);
 /* chat_template_kwargs: what the templates of the formats name. */
 MM_MUST_USE bool mm_template_kwargs(mm_call *c, mm_conversation *out);
-/* True if one of the tools has this name. */
-bool mm_tools_have(const mm_conversation *v, mm_call *c, mm_str name);
 /* The name of tool i, from its JSON; parsed in c's arena. */
 mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t);
 

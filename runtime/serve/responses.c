@@ -90,8 +90,8 @@ static void write_echo(mm_call *c) {
 static void put_usage(const mm_turn *t, mm_text *out) {
   const mm_progress p = mm_call_usage(t->choice->call);
   mm_text_printf(out,
-                 ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u},\"output_tokens\":%u,"
-                 "\"total_tokens\":%u,\"output_tokens_details\":{\"reasoning_tokens\":%u",
+                 ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,\"cache_write_tokens\":0},"
+                 "\"output_tokens\":%u,\"total_tokens\":%u,\"output_tokens_details\":{\"reasoning_tokens\":%u",
                  p.prompt_tokens, p.cached_tokens, p.reply_tokens, p.prompt_tokens + p.reply_tokens, t->reasoning_tokens);
   mm_call_put_drafts(t->choice->call, &p, out);
   mm_text_put(out, "}}");

@@ -134,12 +134,7 @@ static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
 static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
   const mm_value *choice;
   if (!mm_tool_word(c, v, r, &choice)) return false;
-  if (!choice) return true;
-  r->name = mm_str_of(mm_value_get(choice, "name"));
-  r->choice = mm_value_is(choice, "required") ? MM_TOOLS_REQUIRED : MM_TOOLS_NAMED;
-  if (!v->tool_count || (r->choice == MM_TOOLS_NAMED && (!r->name.n || !mm_tools_have(v, c, r->name))))
-    return mm_refuse(c, 400, "tool_choice", "tool_choice: expected auto, none, required, or the name of a tool");
-  return true;
+  return !choice || mm_tool_choose(c, v, r, mm_value_is(choice, "required"), mm_value_get(choice, "name"), "auto, none, required");
 }
 
 bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {

@@ -59,6 +59,15 @@ static bool add_item(mm_turn *t, const mm_reply_event *e) {
   return true;
 }
 
+/* The last name or arguments of a call's object count, unless a stream has sent the first. */
+static void say_again(mm_turn *t, const mm_reply_event *e) {
+  mm_turn_call *call = &t->call[e->call];
+  mm_text *text = e->kind == MM_REPLY_NAME_AGAIN ? &call->name : &call->arguments;
+  if (t->choice->call->params.stream) return;
+  mm_text_clear(text);
+  mm_text_add(text, e->text, e->n);
+}
+
 static void on_event(void *user, const mm_reply_event *e) {
   mm_turn *t = user;
   const turns *s = t->choice->call->state;
@@ -79,10 +88,12 @@ static void on_event(void *user, const mm_reply_event *e) {
       t->call[e->call].ended = true;
       mm_arguments_unite(&t->call[e->call].arguments);
       break;
+    case MM_REPLY_NAME_AGAIN:
+    case MM_REPLY_ARGUMENTS_AGAIN: say_again(t, e); break;
   }
   t->failed |= t->reasoning.failed || t->content.failed ||
                (t->calls && (t->call[t->calls - 1].name.failed || t->call[t->calls - 1].arguments.failed));
-  if (s->set.event && !t->failed) s->set.event(t, e);
+  if (s->set.event && !t->failed && e->kind <= MM_REPLY_CALL_END) s->set.event(t, e);
 }
 
 /* Adds the tokens between the last call and the end of the message to a reply that its one call ended. Returns false where its last token

@@ -281,8 +281,20 @@ def same_tools(s):
         counts = [s.post(RESPONSES + "/input_tokens", {"input": "x", "tools": [{"type": "function", **f}]})["input_tokens"],
                   s.post(MESSAGES + "/count_tokens", {"messages": [user("x")], "tools": [anthropic]})["input_tokens"]]
         assert counts == [usage["prompt_tokens"]] * 2, (fields, counts, usage)
-        again = s.post(RESPONSES, {"input": "x", "max_output_tokens": 1, "tools": [{"type": "function", **f}]})["usage"]["input_tokens_details"]["cached_tokens"]
-        assert again == counts[0] - 1, (fields, again, counts)
+        again = s.post(RESPONSES, {"input": "x", "max_output_tokens": 1, "tools": [{"type": "function", **f}]})["usage"]["input_tokens_details"]
+        assert again == {"cached_tokens": counts[0] - 1, "cache_write_tokens": 0}, (fields, again, counts)
+
+
+def no_such_tool(s):
+    """Every API names the tool that is asked for and is none."""
+    f = {"name": "f", "parameters": {"type": "object"}}
+    for path, body, name in ((CHAT, {**ONE, "messages": [user("x")], "tools": [{"type": "function", "function": f}]}, lambda n: {"type": "function", "function": {"name": n}}),
+                             (RESPONSES, {"input": "x", "max_output_tokens": 1, "tools": [{"type": "function", **f}]}, lambda n: {"type": "function", "name": n}),
+                             (MESSAGES, {"messages": [user("x")], "max_tokens": 1, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}, lambda n: {"type": "tool", "name": n})):
+        for choice, words in ((name("h"), 'tool_choice: there is no tool "h"'), (name(""), "the name of a tool")):
+            assert words in s.post(path, {**body, "tool_choice": choice}, 400)["error"]["message"], (path, choice)
+        got = s.post(path, {**body, "tools": [], "tool_choice": name("f")}, 400)
+        assert "tool_choice: there are no tools" in got["error"]["message"], got
 
 
 def strangers(packed):
@@ -417,6 +429,7 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     reasons(server)
     refusals(server)
     same_tools(server)
+    no_such_tool(server)
     failing_streams(server)
 with Server(PACKED, "--chat-format", "minimax-m2") as server:
     agent(server)

@@ -301,6 +301,16 @@ def gone_wrong(s):
         assert (got["message"]["content"], got["finish_reason"], got["stop_reason"]) == ("", "stop", "<"), got
 
 
+def said_again(s):
+    """A call of M1 that gives its arguments or its name twice: a whole reply has the last ones, a stream and its last event the first."""
+    again = RIGHT.replace('"Ur"}', '"Ur"}, "name": "get_weather", "arguments": {"city": {"x": 1, "x": 2}}')
+    got = reply(s, guided_choice=[again], max_tokens=400)
+    assert calls(got) == [("get_weather", '{"city": {"x": 2}}')] and got["finish_reason"] == "tool_calls", got
+    events = s.events(CHAT, {"messages": ASK, "tools": TOOLS, "guided_choice": [again], "max_tokens": 400})
+    pieces = [x["function"] for e in events for c in e["choices"] for x in c["delta"].get("tool_calls") or []]
+    assert "".join(x.get("arguments", "") for x in pieces) == '{"city": "Ur"}', pieces
+
+
 def compiled_once(s):
     """A schema, a grammar or a required call that an earlier request had is not compiled again; the reply is the same."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 9}}, "required": ["n", "s"]}
@@ -343,6 +353,7 @@ with Server(changed("tests/data/tiny-m2"), "--chat-format", "minimax-m2", "--max
     compiled_once(server)
 with Server(changed("tests/data/tiny-m1", WRONG), "--chat-format", "minimax-m1", "--max-model-len", "1024") as server:
     gone_wrong(server)
+    said_again(server)
     cut_before_name(server)
     white_space_held(server, False)
     unserved(server)

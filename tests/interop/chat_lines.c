@@ -153,7 +153,7 @@ static void render(lines *l, const mm_value *o) {
 /* ---- Replies ---- */
 
 static void put_event(void *user, const mm_reply_event *e) {
-  static const char *const kind[] = {"reasoning", "content", "call", "arguments", "end"};
+  static const char *const kind[] = {"reasoning", "content", "call", "arguments", "end", "name again", "arguments again"};
   lines *l = user;
   mm_text_printf(&l->out, "%s[\"%s\", %u, ", l->out.p[l->out.n - 1] == '[' ? "" : ", ", kind[e->kind], e->call);
   mm_text_quote(&l->out, e->text, e->n);

@@ -5,11 +5,11 @@
 #include <time.h>
 
 #include "runtime/constrain/call_form.h"
-#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/schema.h"
 #include "runtime/constrain/whole_text.h"
 #include "tests/unit/changed_text.h"
 #include "tests/unit/put_file.h"
+#include "tests/unit/runtime/lexicon_of.h"
 
 #define VOCAB 2056
 
@@ -21,14 +21,11 @@ static const char more_tokens[] = "\"added_tokens\": [" MORE("2048", "\\\",\\\""
     "2051", "é\\\\n\\\"}") MORE("2052", "\\\": \\\"x") MORE("2053", "</parameter>\\n") MORE("2054", "y</parameter>") MORE("2055", "b </p");
 
 static const char *const tag[] = {"<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"};
-static mm_tokenizer *tokenizer;
-static mm_lexicon *lexicon;
-static int32_t end, think, think_end, call, call_end;
+static int32_t think, think_end, call, call_end;
 
-static int open_lexicon(void **state) {
+static int open_all(void **state) {
   (void)state;
   static char text[1 << 20];
-  mm_err err = {0};
   FILE *f = fopen("tests/data/tiny-m2/tokenizer.json", "rb");
   assert_non_null(f);
   const size_t n = fread(text, 1, sizeof text - 1, f);
@@ -47,20 +44,10 @@ static int open_lexicon(void **state) {
   snprintf(path, sizeof path, "%s/tags.json", dir ? dir : "/tmp");
   put_file(path, changed, strlen(changed));
   free(changed);
-  tokenizer = mm_tokenizer_open(path, VOCAB, &err);
-  if (!tokenizer) fail_msg("%s", err.text);
-  end = mm_tokenizer_find_added(tokenizer, "[e~[");
+  open_lexicon(path, VOCAB);
   think = mm_tokenizer_find_added(tokenizer, tag[0]), think_end = mm_tokenizer_find_added(tokenizer, tag[1]);
   call = mm_tokenizer_find_added(tokenizer, tag[2]), call_end = mm_tokenizer_find_added(tokenizer, tag[3]);
-  assert_true(end >= 0 && call >= 0 && !mm_tokenizer_is_special(tokenizer, call) && mm_tokenizer_is_special(tokenizer, end));
-  lexicon = mm_lexicon_open(tokenizer, VOCAB, &end, 1, &err);
-  return lexicon ? 0 : -1;
-}
-
-static int close_lexicon(void **state) {
-  (void)state;
-  mm_lexicon_close(lexicon);
-  mm_tokenizer_close(tokenizer);
+  assert_true(call >= 0 && !mm_tokenizer_is_special(tokenizer, call));
   return 0;
 }
 
@@ -522,4 +509,4 @@ TEST(a_word_of_too_many_ways) {
   mm_arena_close(&a);
 }
 
-int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }
+int main(void) { return run_unit_tests(open_all, close_lexicon); }

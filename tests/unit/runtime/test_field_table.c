@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/system/file.h"
+#include "runtime/serve/content_fields.h"
 #include "runtime/serve/field_table.h"
 #include "tests/unit/unit.h"
 
@@ -75,6 +76,33 @@ TEST(fields_that_hold) {
     if (mm_field_holds(body) != row[i].holds) fail_msg("%s", row[i].body);
     mm_arena_close(&a);
   }
+}
+
+static bool holds(const char *name) {
+  mm_arena a = {0};
+  mm_err err = {0};
+  char text[128];
+  const int n = snprintf(text, sizeof text, "{\"%s\": {}}", name);
+  const mm_value *body = mm_body_parse(&a, text, (size_t)n, &err);
+  assert_non_null(body);
+  const bool answer = mm_field_holds(body);
+  mm_arena_close(&a);
+  return answer;
+}
+
+/* The fields that completions and chat completions read as forms of the content are those that hold replies to completions. */
+TEST(content_fields_are_those_that_hold) {
+  size_t count = 0, found = 0;
+  for (const char *name; (name = mm_content_field(count)); count++) {
+    if (mm_field_fate_of(name, MM_FIELDS_CHAT) != MM_FIELD_SERVED || mm_field_fate_of(name, MM_FIELDS_COMPLETIONS) != MM_FIELD_SERVED ||
+        !holds(name))
+      fail_msg("%s does not hold replies", name);
+    for (size_t i = 0; i < count; i++) assert_string_not_equal(mm_content_field(i), name);
+  }
+  for (size_t i = 0; mm_field_name(i); i++)
+    found += mm_field_fate_of(mm_field_name(i), MM_FIELDS_COMPLETIONS) == MM_FIELD_SERVED && holds(mm_field_name(i));
+  assert_true(count > 0);
+  assert_int_equal(found, count);
 }
 
 int main(void) { return run_unit_tests(NULL, NULL); }

@@ -4,10 +4,9 @@
 #include <string.h>
 
 #include "runtime/constrain/call_form.h"
-#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/schema.h"
 #include "runtime/constrain/whole_text.h"
-#include "tests/unit/unit.h"
+#include "tests/unit/runtime/lexicon_of.h"
 
 #define VOCAB   2048
 #define WORDS   (VOCAB / 32)
@@ -15,9 +14,6 @@
 #define THREADS 3
 #define TOKENS  24
 
-static mm_tokenizer *tokenizer;
-static mm_lexicon *lexicon;
-static int32_t end;
 static mm_arena everyday;
 static const mm_value *schema[SCHEMAS];
 static size_t schemas;
@@ -39,18 +35,13 @@ static int open_all(void **state) {
   free(line);
   fclose(f);
   assert_true(schemas > 30);
-  tokenizer = mm_tokenizer_open("tests/data/tiny-m2/tokenizer.json", VOCAB, &err);
-  if (!tokenizer) fail_msg("%s", err.text);
-  end = mm_tokenizer_find_added(tokenizer, "[e~[");
-  return (lexicon = mm_lexicon_open(tokenizer, VOCAB, &end, 1, &err)) ? 0 : -1;
+  open_lexicon("tests/data/tiny-m2/tokenizer.json", VOCAB);
+  return 0;
 }
 
 static int close_all(void **state) {
-  (void)state;
-  mm_lexicon_close(lexicon);
-  mm_tokenizer_close(tokenizer);
   mm_arena_close(&everyday);
-  return 0;
+  return close_lexicon(state);
 }
 
 static const mm_value *parse(mm_arena *a, const char *text) {

@@ -1,30 +1,15 @@
 /* Texts that are read in many ways at once: masks are what an exact oracle says. */
 #include <string.h>
 
-#include "runtime/constrain/constrain.h"
 #include "runtime/constrain/grammar.h"
 #include "runtime/constrain/whole_text.h"
-#include "tests/unit/unit.h"
+#include "tests/unit/runtime/lexicon_of.h"
 
 enum { VOCAB = 2048 };
 
-static mm_tokenizer *tokenizer;
-static mm_lexicon *lexicon;
-static int32_t end;
-
-static int open_lexicon(void **state) {
-  mm_err err = {0};
+static int open_all(void **state) {
   (void)state;
-  if (!(tokenizer = mm_tokenizer_open("tests/data/tiny-m2/tokenizer.json", VOCAB, &err))) return -1;
-  end = mm_tokenizer_find_added(tokenizer, "[e~[");
-  lexicon = mm_lexicon_open(tokenizer, VOCAB, &end, 1, &err);
-  return lexicon ? 0 : -1;
-}
-
-static int close_lexicon(void **state) {
-  (void)state;
-  mm_lexicon_close(lexicon);
-  mm_tokenizer_close(tokenizer);
+  open_lexicon("tests/data/tiny-m2/tokenizer.json", VOCAB);
   return 0;
 }
 
@@ -110,4 +95,4 @@ TEST(masks_of_many_ways_are_exact) {
   assert_true(looked > 100);
 }
 
-int main(void) { return run_unit_tests(open_lexicon, close_lexicon); }
+int main(void) { return run_unit_tests(open_all, close_lexicon); }

@@ -568,22 +568,6 @@ TEST(test_values_end_where_a_tag_follows) {
   assert_true(shorter > 100);
 }
 
-/* The last value of a key that is given twice counts; other keys stay as written. */
-TEST(test_equal_keys) {
-  static const char *const text[][2] = {
-      {"{\"a\": 1, \"b\": {\"a\": 1, \"a\": 2}, \"a\": [1e3,\":\"]}", "{\"a\": [1e3,\":\"], \"b\": {\"a\": 1, \"a\": 2}}"},
-      {"{ \"a\":1.0 , \"b\\\"\": \"a:\\\\\" }", "{ \"a\":1.0 , \"b\\\"\": \"a:\\\\\" }"},
-      {"{\"\\u0061\": 1, \"a\": 2}", "{\"a\": 2}"},
-      {"{}", "{}"}};
-  for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
-    mm_text t = {0};
-    mm_text_put(&t, text[i][0]);
-    mm_arguments_unite(&t);
-    assert_string_equal(t.p, text[i][1]);
-    free(t.p);
-  }
-}
-
 /* A tool that is none is refused. */
 TEST(test_tools) {
   static const char *const wrong[] = {
