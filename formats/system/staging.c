@@ -5,12 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "formats/system/file.h"
@@ -198,7 +200,28 @@ bool mm_staging_look(mm_staging *s, mm_err *err) {
 
 /* ---- taking and clearing ---- */
 
+/* The capability to act as the owner of any file; true where that cannot be found out. */
+static bool owns_all(void) {
+  struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+  struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
+  return syscall(SYS_capget, &head, data) != 0 || (data[CAP_TO_INDEX(CAP_FOWNER)].effective & CAP_TO_MASK(CAP_FOWNER));
+}
+
+/* A folder with the sticky bit, as /tmp is, lets a user replace only directories of that user's. */
+static bool may_replace(const mm_staging *s, mm_err *err) {
+  struct stat up, old;
+  const uid_t self = geteuid();
+  if (s->found == MM_TARGET_ABSENT || fstat(s->parent, &up) != 0 || !(up.st_mode & S_ISVTX) || up.st_uid == self) return true;
+  if (fstatat(s->parent, s->new_name, &old, AT_SYMLINK_NOFOLLOW) != 0 || old.st_uid == self || owns_all()) return true;
+  return mm_fail(
+      err, MM_USAGE, "E_OUTPUT", mm_at(s->target, NULL),
+      "found a directory of another user (uid %u) in a folder with the sticky bit, where you (uid %u) cannot replace it; expected "
+      "your own or a new name",
+      (unsigned)old.st_uid, (unsigned)self);
+}
+
 bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
+  if (!may_replace(s, err)) return false;
   s->made = mkdirat(s->parent, s->name, 0700) == 0;
   if (!s->made && errno != EEXIST) return mm_fail_errno(err, mm_at(s->path, NULL), "create", errno);
   int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -214,7 +237,11 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
     reason = EWOULDBLOCK;
   if (reason == 0) {
     s->dir = fd;
-    return true;
+    if (mm_staging_may_exchange(s, err)) return true;
+    if (s->made) unlinkat(s->parent, s->name, AT_REMOVEDIR);
+    close(fd);
+    s->dir = -1;
+    return false;
   }
   close(fd);
   if (reason != EWOULDBLOCK) return mm_fail_errno(err, mm_at(s->path, NULL), "lock", reason);
