@@ -197,6 +197,7 @@ shutil.rmtree(OTHER)
 HF, HF_OTHER = work + "/hf", work + "/hf-other"
 for directory, options in ((OTHER, ["--quant", "bf16", "--tp", "2"]), (HF, ["--layout", "hf"]), (HF_OTHER, ["--layout", "hf", "--quant", "bf16"]), (work + "/third", [])):
     subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", directory, "-q", *options], check=True)
+subprocess.run([BIN + "minimax-archive", "sign", OTHER, "--key", work + "/key.pem", "-q"], check=True)
 for directory, packed in ((OTHER, work + "/arc"), (PACKED, work + "/arc-other")):
     subprocess.run([BIN + "minimax-archive", "pack", directory, "-o", packed, "-q"], check=True)
 
@@ -221,6 +222,7 @@ for old, new, file, command in (
         (PACKED, OTHER, "manifest.json", ["minimax-inspect", work + "/third", "--diff", PACKED]),
         (PACKED, OTHER, "config.json", ["minimax-verify", PACKED, "-q"]), (PACKED, OTHER, "config.json", ["minimax-serve", PACKED, "--check"]),
         (work + "/arc", work + "/arc-other", "archive.json", ["minimax-archive", "unpack", work + "/arc", "-o", work + "/out", "-q"]),
+        (work + "/arc", work + "/arc-other", "tokenizer.json", ["minimax-archive", "unpack", work + "/arc", "-o", work + "/out", "-q"]),
         (HF, HF_OTHER, "minimax-digests.json", ["minimax-verify", HF, "-q"]), (HF, HF_OTHER, "config.json", ["minimax-verify", HF, "-q"]),
         (HF, HF_OTHER, "config.json", ["minimax-convert", HF, "-o", work + "/out", "-q"]),
         (HF, HF_OTHER, "config.json", ["minimax-verify", work + "/third", "-q", "--source", HF])):
