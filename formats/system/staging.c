@@ -207,10 +207,20 @@ static bool owns_all(void) {
   return syscall(SYS_capget, &head, data) != 0 || (data[CAP_TO_INDEX(CAP_FOWNER)].effective & CAP_TO_MASK(CAP_FOWNER));
 }
 
+/* True if chattr +i or +a keeps the directory, or what lies in it, from being renamed. */
+static bool is_fixed(int at, const char *name) {
+  struct statx x;
+  return statx(at, name, AT_SYMLINK_NOFOLLOW, 0, &x) == 0 && (x.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND));
+}
+
 /* A folder with the sticky bit, as /tmp is, lets a user replace only directories of that user's. */
 static bool may_replace(const mm_staging *s, mm_err *err) {
   struct stat up, old;
   const uid_t self = geteuid();
+  if (is_fixed(s->parent, "."))
+    return refuse(s, err, "found the folder that it is to lie in immutable or append-only (lsattr -d), where nothing can be renamed");
+  if (s->found != MM_TARGET_ABSENT && is_fixed(s->parent, s->new_name))
+    return refuse(s, err, "found an immutable or append-only directory (lsattr -d), which cannot be replaced");
   if (s->found == MM_TARGET_ABSENT || fstat(s->parent, &up) != 0 || !(up.st_mode & S_ISVTX) || up.st_uid == self) return true;
   if (fstatat(s->parent, s->new_name, &old, AT_SYMLINK_NOFOLLOW) != 0 || old.st_uid == self || owns_all()) return true;
   return mm_fail(
@@ -292,9 +302,11 @@ static bool appear(mm_staging *s, mm_err *err) {
 }
 
 bool mm_staging_publish(mm_staging *s, mm_err *err) {
+  struct stat st;
   mode_t mask = umask(0);
   umask(mask);
-  if (fchmod(s->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "set the mode of", errno);
+  const mode_t group = fstat(s->dir, &st) == 0 ? st.st_mode & S_ISGID : 0; /* as mkdir took it from the parent */
+  if (fchmod(s->dir, group | (0777 & ~mask)) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "set the mode of", errno);
   if (!mm_fsync(s->dir, s->path, true, err)) return false;
   if (s->found == MM_TARGET_FULL) return mm_staging_exchange(s, err);
   return appear(s, err) && mm_fsync(s->parent, s->target, true, err);

@@ -476,6 +476,24 @@ def sticky():
                     assert done.returncode == 2 and b"sticky bit" in done.stderr, (case, done)
 
 
+def fixed():
+    """A folder or an old checkpoint that chattr fixes is refused before any work; the set-group-ID bit of a folder is its outputs' too."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        os.mkdir(root + "/t")
+        os.chmod(root + "/t", 0o2775)
+        made = [CONVERT, "-q", root + "/src", "-o", root + "/t/out"]
+        cf.ok(*made)
+        assert os.stat(root + "/t/out").st_mode & 0o7000 == 0o2000, oct(os.stat(root + "/t/out").st_mode)
+        for flag, at, name in (("a", "/t", "new"), ("i", "/t/out", "out"), ("a", "/t/out", "out")):
+            if cf.run("chattr", "+" + flag, root + at).returncode != 0:
+                return print("fixed: not run whole: needs chattr")
+            done = cf.run(*made[:-1], f"{root}/t/{name}", "--force", "--quant", "int8")
+            cf.ok("chattr", "-" + flag, root + at)
+            assert done.returncode == USAGE and b"E_OUTPUT: " in done.stderr and b"append-only" in done.stderr, (flag, at, done)
+            assert os.listdir(root + "/t") == ["out"], (flag, at, os.listdir(root + "/t"))
+
+
 if __name__ == "__main__":
     cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, finished_says_what_differs, part_beside_stale,
-             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed, overlay, sticky])
+             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed, overlay, sticky, fixed])
