@@ -116,7 +116,8 @@ bool mm_dir_close(mm_dir *d, const char *path, bool ok, mm_err *err) {
   const bool same = fstat(d->fd, &was) != 0 || (there && mm_same_file(&was, &now));
   close(d->fd);
   d->fd = -1;
-  const bool blamed = ok || ((err->status == MM_BAD_INPUT || err->status == MM_INTEGRITY) && err->text[0]);
+  const bool cut = strcmp(err->code, "E_SHORT_READ") == 0;
+  const bool blamed = ok || ((err->status == MM_BAD_INPUT || err->status == MM_INTEGRITY || cut) && err->text[0]);
   if (same || !blamed) return ok;
   *err = (mm_err){0};
   return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "changed while it was read: %s", reason);

@@ -48,7 +48,7 @@ typedef struct mm_dir {
 } mm_dir;
 mm_dir mm_dir_open(const char *path);
 /* Closes it. Returns `ok`, unless path names another directory by now, or none: MM_IO E_CHANGED, which takes the place of a failure in
- * *err of MM_BAD_INPUT or MM_INTEGRITY, as the files may be of two directories. */
+ * *err of MM_BAD_INPUT, MM_INTEGRITY or E_SHORT_READ, as the files may be of two directories. */
 MM_MUST_USE bool mm_dir_close(mm_dir *d, const char *path, bool ok, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
 MM_MUST_USE bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
