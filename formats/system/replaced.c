@@ -129,22 +129,21 @@ static bool not_renamed(const mm_staging *s, mm_status status, const char *what,
       "found a directory that its file system (an overlay, with it in a lower layer) cannot rename; move it away, which copies it");
 }
 
-/* Tries to rename the old directory onto one with a file in it, which an overlay of the kernel refuses in any case: with EXDEV where it
+/* Tries to rename the old directory onto one that is not empty, which an overlay of the kernel refuses in any case: with EXDEV where it
  * cannot rename the old one at all. Other file systems are not asked. */
 bool mm_staging_may_exchange(const mm_staging *s, mm_err *err) {
   struct statfs fs;
   if (s->found != MM_TARGET_FULL || fstatfs(s->parent, &fs) != 0 || fs.f_type != OVERLAYFS_SUPER_MAGIC) return true;
-  const char *probe = MM_FORMATTED(NAME_MAX + 16, "%s.probe", s->name);
-  if (mkdirat(s->parent, probe, 0700) != 0) return true;
-  const int fd = openat(s->parent, probe, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  const char *probe = MM_FORMATTED(NAME_MAX + 16, "%s.probe", s->name), *in = MM_FORMATTED(NAME_MAX + 16, "%s.probe/in", s->name);
   bool ok = true;
-  if (fd >= 0 && mkdirat(fd, "in", 0700) == 0) {
+  unlinkat(s->parent, in, AT_REMOVEDIR); /* of a run that was killed here: the caller has the lock alone */
+  unlinkat(s->parent, probe, AT_REMOVEDIR);
+  if (mkdirat(s->parent, probe, 0700) == 0 && mkdirat(s->parent, in, 0700) == 0) {
     const int reason = renameat(s->parent, s->new_name, s->parent, probe) == 0 ? 0 : errno;
     if (reason == 0) renameat(s->parent, probe, s->parent, s->new_name); /* some user emptied it meanwhile */
     ok = reason != EXDEV || not_renamed(s, MM_USAGE, "rename", reason, err);
-    unlinkat(fd, "in", AT_REMOVEDIR);
+    unlinkat(s->parent, in, AT_REMOVEDIR);
   }
-  if (fd >= 0) close(fd);
   unlinkat(s->parent, probe, AT_REMOVEDIR);
   return ok;
 }

@@ -435,7 +435,8 @@ def overlay():
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/lower/out")
         os.mkdir(root + "/over")
         made = f"{CONVERT} -q src -o over/m/out --quant int8"
-        for command, status, left in ((f"{made} --force", 2, "out"), (f"mv over/m/out over/m/old && {made} && {made} --force --tp 2", 0, "old out")):
+        killed = "mkdir -p over/m/.out.partial.probe/in"
+        for command, status, left in ((f"{made} --force", 2, "out"), (f"{killed} && {made} --force", 2, "out"), (f"mv over/m/out over/m/old && {made} && {made} --force --tp 2", 0, "old out")):
             done = cf.run("unshare", "-rm", "sh", "-c", OVERLAY, "sh", root, "sh", "-c", command)
             if done.returncode in (1, 77) and b"E_" not in done.stderr:
                 return print("overlay: not run: needs unshare -rm and overlays in it")
