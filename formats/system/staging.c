@@ -136,6 +136,7 @@ int mm_lies_in(int parent, const char *dir) {
 bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   struct stat target;
   int found = 0;
+  if (faccessat(AT_FDCWD, source, R_OK, AT_EACCESS) != 0) return mm_fail_errno(err, mm_at(source, NULL), "list", errno);
   if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0) { /* what exists may hold the source */
     int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     found = fd < 0 ? -1 : holds(&target, fd);

@@ -468,6 +468,10 @@ def sticky():
             assert done.returncode == expected, (case, done)
             assert expected == 0 or (b"E_OUTPUT: " in done.stderr and b"sticky bit" in done.stderr and done.stderr.count(b"\n") == 1), (case, done)
             assert os.listdir(root + "/t") == ["out"], (case, os.listdir(root + "/t"))
+            os.chmod(root + "/src", 0o711)
+            unlisted = cf.run(*made[:-1], root + "/t/new")
+            assert by == 2 or (unlisted.returncode == 5 and b"E_IO: " + root.encode() + b"/src: list: Permission denied" in unlisted.stderr), (case, unlisted)
+            os.chmod(root + "/src", 0o755)
             if expected == 2:
                 os.rename(root + "/t/out", root + "/t/two")
                 os.mkdir(root + "/t/out")
