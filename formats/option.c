@@ -14,6 +14,8 @@
 #include "formats/system/file.h"
 #include "formats/system/staging.h"
 
+#define OPERANDS_WATCHED 2 /* no program takes more that are directories */
+
 static bool json_errors; /* --json was among the arguments */
 
 /* ---- values ---- */
@@ -294,6 +296,21 @@ bool mm_program_cpu_time(mm_err *err) {
 
 bool mm_program_hangup_ignored(void) { return has_handling(SIGHUP, SIG_IGN); }
 
+/* Runs the program while the directories among its operands are open: bad input or damage in one is E_CHANGED where another directory
+ * has taken its name. */
+static bool run_with(const char **operands, size_t count, bool (*run)(void *, mm_err *), void *args, mm_err *err) {
+  mm_dir dir[OPERANDS_WATCHED];
+  count = mm_min(count, OPERANDS_WATCHED);
+  for (size_t i = 0; i < count; i++) dir[i] = operands[i] ? mm_dir_open(operands[i]) : (mm_dir){-1};
+  const bool ok = run(args, err) && mm_program_written(err);
+  for (size_t i = 0; i < count; i++)
+    if (ok)
+      (void)close(dir[i].fd);
+    else
+      mm_either_way(mm_dir_close(&dir[i], operands[i], false, err));
+  return ok;
+}
+
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {
   mm_err err = {0};
   size_t count;
@@ -301,6 +318,6 @@ int mm_program_main(const mm_program *p, int argc, char **argv, const char **ope
   mm_program_start();
   const bool parsed = mm_options_parse(p, argc, argv, operands, &count, &done, &err);
   if (p->agreed ? !p->agreed(parsed, &err) : !parsed) return mm_program_fail(p, &err);
-  const bool ok = done ? !p->may_end || p->may_end(&err) : run(args, &err) && mm_program_written(&err);
+  const bool ok = done ? !p->may_end || p->may_end(&err) : run_with(operands, count, run, args, &err);
   return ok ? MM_OK : mm_program_fail(p, &err);
 }

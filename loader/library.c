@@ -2,9 +2,12 @@
 #define MINIMAX_BUILD
 #include "loader/minimax.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "formats/system/file.h"
 #include "formats/system/pool.h"
 #include "loader/bind.h"
 #include "loader/companions.h"
@@ -148,13 +151,25 @@ static bool describe(minimax_checkpoint *c, mm_err *err) {
   return c->rank != NULL;
 }
 
+/* The path from the root, which still names the directory when the process has changed into another; as it was given where there is none.
+ * NULL on failure. */
+static const char *from_root(minimax_checkpoint *c, const char *dir, mm_err *err) {
+  if (dir[0] == '/' || !mm_is_dir(dir)) return dir;
+  char *here = getcwd(NULL, 0);
+  if (!here) return mm_fail_errno(err, mm_at(dir, NULL), "find the working directory of", errno), NULL;
+  const char *path = mm_arena_printf(&c->arena, err, "%s/%s", strcmp(here, "/") == 0 ? "" : here, dir);
+  free(here);
+  return path;
+}
+
 /* rank NULL: every one. */
 static minimax_checkpoint *open_some(const char *dir, const uint32_t *rank, size_t count, minimax_error *out) {
   mm_err err = {0};
   if (out) *out = (minimax_error){0};
   minimax_checkpoint *c = given(dir, &err) ? mm_calloc(1, sizeof *c, &err) : NULL;
-  bool ok = c && count <= UINT32_MAX &&
-            (rank ? mm_shards_open_ranks(&c->shards, dir, rank, (uint32_t)count, &err) : mm_shards_open(&c->shards, dir, &err)) &&
+  const char *path = c ? from_root(c, dir, &err) : NULL;
+  bool ok = path && count <= UINT32_MAX &&
+            (rank ? mm_shards_open_ranks(&c->shards, path, rank, (uint32_t)count, &err) : mm_shards_open(&c->shards, path, &err)) &&
             mm_bind_check(&c->shards, &err) && describe(c, &err);
   if (ok) return c;
   minimax_close(c);

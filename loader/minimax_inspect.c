@@ -98,7 +98,8 @@ static bool open_kind(mm_listing *l, const mm_inspect_args *a, const char *path,
   l->kind = access(manifest.text, F_OK) == 0 ? PACKED : SOURCE;
   const uint32_t rank = (uint32_t)a->rank;
   const mm_hf_options o = {.allow_outside_links = true, .names_only = a->names_only, .dry_run = true};
-  if (l->kind == SOURCE) return mm_hf_open(&l->hf, path, &o, err);
+  mm_dir d = l->kind == SOURCE ? mm_dir_open(path) : (mm_dir){-1};
+  if (l->kind == SOURCE) return mm_dir_close(&d, path, mm_hf_open(&l->hf, path, &o, err), err);
   return a->rank == UINT64_MAX ? mm_shards_open(&l->shards, path, err) : mm_shards_open_ranks(&l->shards, path, &rank, 1, err);
 }
 
@@ -531,8 +532,9 @@ static bool inspect(void *args, mm_err *err) {
                       : a->diff && (a->match || a->summary) ? "found --match or --summary with --diff, which compares all"
                                                             : NULL;
   if (wrong) return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s", wrong);
+  mm_dir d = a->diff ? mm_dir_open(a->diff) : (mm_dir){-1};
   bool ok = open_listing(&l, a, a->dir[0], err) && (!a->diff || open_listing(&other, a, a->diff, err));
-  ok = ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err));
+  ok = mm_dir_close(&d, a->diff, ok && (a->diff ? diff(a, &l, &other, err) : print_listing(a, &l, err)), err);
   close_listing(&l);
   close_listing(&other);
   return ok;

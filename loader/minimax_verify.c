@@ -320,6 +320,7 @@ static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) 
   mm_pack p = {0};
   mm_hf made = {0};
   size_t seen = 0;
+  mm_dir d = mm_dir_open(a->dir);
   uint32_t samples = a->level >= MM_LEVEL_FULL ? UINT32_MAX : (uint32_t)a->samples;
   bool ok = mm_digests_open(&p, a->dir, err) && mm_unsharded_listing(&p, err);
   if (ok && a->key)
@@ -331,7 +332,7 @@ static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) 
   mm_bar_verb(bar, "hashing");
   ok = ok && (a->level == MM_LEVEL_HEADER || mm_unsharded_blocks(&p, samples, a->seed, (unsigned)a->threads, &seen, err));
   const double seconds = mm_now() - start;
-  ok = ok && open_made(&made, a, &p, err);
+  ok = mm_dir_close(&d, a->dir, ok && open_made(&made, a, &p, err), err);
   mm_looked looked = {.p = &p, .unsharded = true, .seconds = seconds};
   if (ok) count_parts(&looked, a);
   mm_bar_verb(bar, "comparing");
@@ -403,7 +404,8 @@ static bool run(void *args, mm_err *err) {
   if (!choose_level(a, err)) return false;
   a->threads = mm_file_threads((unsigned)a->threads, 8, 0); /* two files of the source and of an unsharded checkpoint, each also direct */
   mm_bar *bar = mm_bar_open(a->quiet);
-  const bool ok = verify(a, bar, err);
+  mm_dir source = a->source ? mm_dir_open(a->source) : (mm_dir){-1};
+  const bool ok = mm_dir_close(&source, a->source, verify(a, bar, err), err);
   mm_bar_close(bar);
   return ok;
 }

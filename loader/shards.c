@@ -185,7 +185,7 @@ static bool open_pack(mm_shards *s, const char *dir, const uint32_t *rank, uint3
   return (s->rank = mm_calloc(mm_pack_ranks(&s->pack), sizeof *s->rank, err));
 }
 
-bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
+static bool open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
   if (!open_pack(s, dir, rank, count, err)) return false;
   for (uint32_t i = 0; i < count; i++) {
     if (rank[i] >= mm_pack_ranks(&s->pack))
@@ -195,11 +195,21 @@ bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, u
   return true;
 }
 
-bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
+bool mm_shards_open_ranks(mm_shards *s, const char *dir, const uint32_t *rank, uint32_t count, mm_err *err) {
+  mm_dir d = mm_dir_open(dir);
+  return mm_dir_close(&d, dir, open_ranks(s, dir, rank, count, err), err);
+}
+
+static bool open_all(mm_shards *s, const char *dir, mm_err *err) {
   if (!open_pack(s, dir, NULL, 0, err)) return false;
   for (uint32_t r = 0; r < mm_pack_ranks(&s->pack); r++)
     if (s->pack.rank[r].part_count > 0 && !open_rank(s, r, err)) return false;
   return true;
+}
+
+bool mm_shards_open(mm_shards *s, const char *dir, mm_err *err) {
+  mm_dir d = mm_dir_open(dir);
+  return mm_dir_close(&d, dir, open_all(s, dir, err), err);
 }
 
 bool mm_shards_unchanged(const mm_shards *s, mm_err *err) {

@@ -105,6 +105,24 @@ bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err) {
   return !what || mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "changed while it was read: %s", what);
 }
 
+mm_dir mm_dir_open(const char *path) { return (mm_dir){open(path, O_PATH | O_DIRECTORY | O_CLOEXEC)}; }
+
+bool mm_dir_close(mm_dir *d, const char *path, bool ok, mm_err *err) {
+  struct stat was, now;
+  char text[128];
+  if (d->fd < 0) return ok;
+  const bool there = stat(path, &now) == 0;
+  const char *reason = there ? "it is another directory now" : strerror_r(errno, text, sizeof text);
+  const bool same = fstat(d->fd, &was) != 0 || (there && mm_same_file(&was, &now));
+  close(d->fd);
+  d->fd = -1;
+  const bool cut = strcmp(err->code, "E_SHORT_READ") == 0;
+  const bool blamed = ok || ((err->status == MM_BAD_INPUT || err->status == MM_INTEGRITY || cut) && err->text[0]);
+  if (same || !blamed) return ok;
+  *err = (mm_err){0};
+  return mm_fail(err, MM_IO, "E_CHANGED", mm_at(path, NULL), "changed while it was read: %s", reason);
+}
+
 bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err) {
   for (size_t done = 0; done < n;) {
     size_t want = (size_t)mm_min(n - done, TRANSFER_MAX);

@@ -42,6 +42,14 @@ MM_MUST_USE bool mm_file_listed(const char *path, mm_err *err);
 void mm_file_close(mm_file *f); /* reading side only: a failed close loses nothing */
 /* The file at path still is `id`; MM_IO E_CHANGED otherwise. */
 MM_MUST_USE bool mm_file_unchanged(const mm_file *f, const char *path, mm_err *err);
+/* A directory while it is read. As it stays open, no directory that takes its name later has its inode. */
+typedef struct mm_dir {
+  int fd; /* -1: the path named no directory */
+} mm_dir;
+mm_dir mm_dir_open(const char *path);
+/* Closes it. Returns `ok`, unless path names another directory by now, or none: MM_IO E_CHANGED, which takes the place of a failure in
+ * *err of MM_BAD_INPUT, MM_INTEGRITY or E_SHORT_READ, as the files may be of two directories. */
+MM_MUST_USE bool mm_dir_close(mm_dir *d, const char *path, bool ok, mm_err *err);
 /* Exactly n bytes at offset; a short file is MM_IO E_SHORT_READ with the offset. */
 MM_MUST_USE bool mm_file_read(const mm_file *f, const char *path, void *buf, size_t n, uint64_t offset, mm_err *err);
 /* True if the page cache has all of [offset, offset + n). False, with errno ENOSYS or EPERM, if the kernel does not answer (kernels before

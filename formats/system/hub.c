@@ -23,25 +23,41 @@ static size_t id_length(const char *text) {
 typedef struct hub_revision {
   const char *text; /* NULL: main, named or not */
   int n;
+  const char *folder; /* of the repository, folder_n bytes; NULL: its root */
+  int folder_n;
 } hub_revision;
 
-/* The revision that the rest of an address names, as the Hub's pages and HfFileSystem write it: "/tree/REV" and its like, "@REV",
- * "?revision=REV". */
-static hub_revision revision_in(const char *rest) {
+/* The folder that a path within a repository leads to: all of it, or what is before a file's name, which has a dot. */
+static void name_folder(hub_revision *r, const char *path, bool is_folder) {
+  size_t n = strcspn(path, "?#");
+  while (n > 0 && path[n - 1] == '/') n--;
+  const char *last = memrchr(path, '/', n);
+  const size_t name = last ? (size_t)(last + 1 - path) : 0;
+  if (!is_folder && memchr(path + name, '.', n - name)) n = last ? (size_t)(last - path) : 0;
+  if (n > 0) r->folder = path, r->folder_n = (int)mm_min(n, NAME_MAX);
+}
+
+/* The revision and folder that the rest of an address names, as the Hub's pages and HfFileSystem write them: "/tree/REV/FOLDER" and its
+ * like, "@REV", "?revision=REV". path_follows: one within the repository may follow its name. */
+static hub_revision revision_in(const char *rest, bool path_follows) {
   static const char *const page[] = {"/tree/", "/blob/", "/resolve/", "/raw/", "/commit/", "/commits/", "@"};
   static const char usual[] = "main", query[] = "revision=", pull[] = "refs/",
                     characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%/";
-  const char *text = NULL;
+  const char *text = NULL, *within = NULL;
+  hub_revision out = {0};
   for (size_t i = 0; !text && i < sizeof page / sizeof *page; i++)
-    if (strncmp(rest, page[i], strlen(page[i])) == 0) text = rest + strlen(page[i]);
-  const size_t path = strcspn(rest, "?#");
-  for (const char *p = rest + path; *p && *p != '#'; p += strcspn(p, "&#")) /* parameters, which say more */
+    if (strncmp(rest, page[i], strlen(page[i])) == 0) text = within = rest + strlen(page[i]);
+  if (within) within += strcspn(within, "/?#");
+  if (!within && path_follows && *rest == '/') name_folder(&out, rest + 1, false);
+  if (within && *within == '/') name_folder(&out, within + 1, strncmp(rest, page[0], strlen(page[0])) == 0);
+  for (const char *p = rest + strcspn(rest, "?#"); *p && *p != '#'; p += strcspn(p, "&#")) /* parameters, which say more */
     if (strncmp(++p, query, sizeof query - 1) == 0) text = p + sizeof query - 1;
-  if (!text) return (hub_revision){0};
+  if (!text) return out;
   size_t n = strspn(text, characters);
   if (strncmp(text, pull, sizeof pull - 1) != 0) n = mm_min(n, strcspn(text, "/")); /* a file's path follows */
   const bool is_main = n == 0 || (n == sizeof usual - 1 && strncmp(text, usual, n) == 0);
-  return is_main ? (hub_revision){0} : (hub_revision){text, (int)mm_min(n, NAME_MAX)};
+  if (!is_main) out.text = text, out.n = (int)mm_min(n, NAME_MAX);
+  return out;
 }
 
 /* The id in an address of the Hub or a word that is nothing but an id, and a revision other than main, of an address; NULL when it is
@@ -53,7 +69,7 @@ static const char *repository(const char *given, size_t *n, hub_revision *revisi
   for (size_t i = 0; i < sizeof host / sizeof *host; i++) {
     const char *id = given + strlen(host[i]);
     if (strncmp(given, host[i], strlen(host[i])) != 0 || !(*n = id_length(id))) continue;
-    *revision = revision_in(id + *n);
+    *revision = revision_in(id + *n, strncmp(host[i], "hf:", 3) == 0);
     return id;
   }
   *n = id_length(given);
@@ -84,7 +100,7 @@ bool mm_hub_cached(const char *given, char *out, size_t cap) {
   char cache[PATH_MAX];
   hub_revision revision;
   const char *id = repository(given, &n, &revision), *name = id ? (const char *)memchr(id, '/', n) + 1 : NULL;
-  if (!id || revision.text || !cache_folder(cache, sizeof cache)) return false;
+  if (!id || revision.text || revision.folder || !cache_folder(cache, sizeof cache)) return false;
   const int written = snprintf(out, cap, "%s/models--%.*s--%.*s", cache, (int)(name - 1 - id), id, (int)(n - (size_t)(name - id)), name);
   return written > 0 && (size_t)written < cap && stat(out, &st) == 0 && S_ISDIR(st.st_mode);
 }
@@ -122,6 +138,12 @@ bool mm_hub_absent(const char *given, bool convert, mm_err *err) {
         "no such directory; if it is meant on the Hugging Face Hub, fetch it first: hf download %.*s --revision %.*s, which prints "
         "the directory to give",
         (int)n, id, revision.n, revision.text);
+  if (revision.folder)
+    return mm_fail(
+        err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
+        "no such directory; if it is the folder \"%s\" of a repository on the Hugging Face Hub, fetch it first: hf download %.*s, "
+        "which prints the directory that has it",
+        MM_ESCAPED_BYTES(4 * NAME_MAX, revision.folder, (size_t)revision.folder_n), (int)n, id);
   const bool found = cache_folder(cache, sizeof cache);
   return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
                  "no such directory; if it is meant on the Hugging Face Hub, fetch it first, into its cache%s%s: hf download %.*s%s%s",

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "formats/system/file.h"
@@ -120,20 +122,39 @@ static bool open_old(const mm_staging *s, const char *name, int *fd, mm_err *err
 }
 
 /* Overlay file systems rename no directory of a lower layer, as a container's image has it. */
-static bool not_renamed(const mm_staging *s, const char *what, mm_err *err) {
-  if (errno != EXDEV) return mm_fail_errno(err, mm_at(s->target, NULL), what, errno);
+static bool not_renamed(const mm_staging *s, mm_status status, const char *what, int reason, mm_err *err) {
+  if (reason != EXDEV) return mm_fail_errno(err, mm_at(s->target, NULL), what, reason);
   return mm_fail(
-      err, MM_IO, "E_OUTPUT", mm_at(s->target, NULL),
+      err, status, "E_OUTPUT", mm_at(s->target, NULL),
       "found a directory that its file system (an overlay, with it in a lower layer) cannot rename; move it away, which copies it");
+}
+
+/* Tries to rename the old directory onto one that is not empty, which an overlay of the kernel refuses in any case: with EXDEV where it
+ * cannot rename the old one at all. Other file systems are not asked. */
+bool mm_staging_may_exchange(const mm_staging *s, mm_err *err) {
+  struct statfs fs;
+  if (s->found != MM_TARGET_FULL || fstatfs(s->parent, &fs) != 0 || fs.f_type != OVERLAYFS_SUPER_MAGIC) return true;
+  const char *probe = MM_FORMATTED(NAME_MAX + 16, "%s.probe", s->name), *in = MM_FORMATTED(NAME_MAX + 16, "%s.probe/in", s->name);
+  bool ok = true;
+  unlinkat(s->parent, in, AT_REMOVEDIR); /* of a run that was killed here: the caller has the lock alone */
+  unlinkat(s->parent, probe, AT_REMOVEDIR);
+  if (mkdirat(s->parent, probe, 0700) == 0 && mkdirat(s->parent, in, 0700) == 0) {
+    const int reason = renameat(s->parent, s->new_name, s->parent, probe) == 0 ? 0 : errno;
+    if (reason == 0) renameat(s->parent, probe, s->parent, s->new_name); /* some user emptied it meanwhile */
+    ok = reason != EXDEV || not_renamed(s, MM_USAGE, "rename", reason, err);
+    unlinkat(s->parent, in, AT_REMOVEDIR);
+  }
+  unlinkat(s->parent, probe, AT_REMOVEDIR);
+  return ok;
 }
 
 /* *aside: the name that the old directory has now. */
 static bool swap(const mm_staging *s, const char **aside, mm_err *err) {
   *aside = s->name;
   if (renameat2(s->parent, s->name, s->parent, s->new_name, RENAME_EXCHANGE) == 0) return true;
-  if (!no_flags(errno)) return not_renamed(s, "publish", err);
+  if (!no_flags(errno)) return not_renamed(s, MM_IO, "publish", errno, err);
   *aside = s->aside;
-  if (renameat(s->parent, s->new_name, s->parent, s->aside) != 0) return not_renamed(s, "set aside", err);
+  if (renameat(s->parent, s->new_name, s->parent, s->aside) != 0) return not_renamed(s, MM_IO, "set aside", errno, err);
   if (renameat(s->parent, s->name, s->parent, s->new_name) == 0) return true;
   mm_fail_errno(err, mm_at(s->target, NULL), "publish", errno);
   renameat(s->parent, s->aside, s->parent, s->new_name);

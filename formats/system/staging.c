@@ -5,12 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "formats/system/file.h"
@@ -134,6 +136,7 @@ int mm_lies_in(int parent, const char *dir) {
 bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   struct stat target;
   int found = 0;
+  if (faccessat(AT_FDCWD, source, R_OK, AT_EACCESS) != 0) return mm_fail_errno(err, mm_at(source, NULL), "list", errno);
   if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0) { /* what exists may hold the source */
     int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     found = fd < 0 ? -1 : holds(&target, fd);
@@ -198,7 +201,38 @@ bool mm_staging_look(mm_staging *s, mm_err *err) {
 
 /* ---- taking and clearing ---- */
 
+/* The capability to act as the owner of any file; true where that cannot be found out. */
+static bool owns_all(void) {
+  struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+  struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {{0}};
+  return syscall(SYS_capget, &head, data) != 0 || (data[CAP_TO_INDEX(CAP_FOWNER)].effective & CAP_TO_MASK(CAP_FOWNER));
+}
+
+/* True if chattr +i or +a keeps the directory, or what lies in it, from being renamed. */
+static bool is_fixed(int at, const char *name) {
+  struct statx x;
+  return statx(at, name, AT_SYMLINK_NOFOLLOW, 0, &x) == 0 && (x.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND));
+}
+
+/* A folder with the sticky bit, as /tmp is, lets a user replace only directories of that user's. */
+static bool may_replace(const mm_staging *s, mm_err *err) {
+  struct stat up, old;
+  const uid_t self = geteuid();
+  if (is_fixed(s->parent, "."))
+    return refuse(s, err, "found the folder that it is to lie in immutable or append-only (lsattr -d), where nothing can be renamed");
+  if (s->found != MM_TARGET_ABSENT && is_fixed(s->parent, s->new_name))
+    return refuse(s, err, "found an immutable or append-only directory (lsattr -d), which cannot be replaced");
+  if (s->found == MM_TARGET_ABSENT || fstat(s->parent, &up) != 0 || !(up.st_mode & S_ISVTX) || up.st_uid == self) return true;
+  if (fstatat(s->parent, s->new_name, &old, AT_SYMLINK_NOFOLLOW) != 0 || old.st_uid == self || owns_all()) return true;
+  return mm_fail(
+      err, MM_USAGE, "E_OUTPUT", mm_at(s->target, NULL),
+      "found a directory of another user (uid %u) in a folder with the sticky bit, where you (uid %u) cannot replace it; expected "
+      "your own or a new name",
+      (unsigned)old.st_uid, (unsigned)self);
+}
+
 bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
+  if (!may_replace(s, err)) return false;
   s->made = mkdirat(s->parent, s->name, 0700) == 0;
   if (!s->made && errno != EEXIST) return mm_fail_errno(err, mm_at(s->path, NULL), "create", errno);
   int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -214,7 +248,11 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
     reason = EWOULDBLOCK;
   if (reason == 0) {
     s->dir = fd;
-    return true;
+    if (shared || mm_staging_may_exchange(s, err)) return true;
+    if (s->made) unlinkat(s->parent, s->name, AT_REMOVEDIR);
+    close(fd);
+    s->dir = -1;
+    return false;
   }
   close(fd);
   if (reason != EWOULDBLOCK) return mm_fail_errno(err, mm_at(s->path, NULL), "lock", reason);
@@ -265,9 +303,11 @@ static bool appear(mm_staging *s, mm_err *err) {
 }
 
 bool mm_staging_publish(mm_staging *s, mm_err *err) {
+  struct stat st;
   mode_t mask = umask(0);
   umask(mask);
-  if (fchmod(s->dir, 0777 & ~mask) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "set the mode of", errno);
+  const mode_t group = fstat(s->dir, &st) == 0 ? st.st_mode & S_ISGID : 0; /* as mkdir took it from the parent */
+  if (fchmod(s->dir, group | (0777 & ~mask)) != 0) return mm_fail_errno(err, mm_at(s->path, NULL), "set the mode of", errno);
   if (!mm_fsync(s->dir, s->path, true, err)) return false;
   if (s->found == MM_TARGET_FULL) return mm_staging_exchange(s, err);
   return appear(s, err) && mm_fsync(s->parent, s->target, true, err);

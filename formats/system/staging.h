@@ -63,7 +63,8 @@ bool mm_holds_weights(int dir);
 MM_MUST_USE bool mm_staging_recover(mm_staging *s, mm_err *err);
 /* Looks at the target: s->found, and what it holds. MM_USAGE E_OUTPUT for what is no directory, and for a mount point. */
 MM_MUST_USE bool mm_staging_look(mm_staging *s, mm_err *err);
-/* Makes and locks the staging directory; `shared` runs meet in it. MM_LOCKED when another run holds it. Where the file system has no
+/* Makes and locks the staging directory; `shared` runs meet in it. MM_USAGE E_OUTPUT when the folder's sticky bit or an attribute (chattr)
+ * keeps this user from replacing what has the target's name. MM_LOCKED when another run holds it. Where the file system has no
  * locks, a note says that nothing keeps a second run away. */
 MM_MUST_USE bool mm_staging_take(mm_staging *s, bool shared, mm_err *err);
 /* Removes the files in the staging directory whose names are ours(ctx, name). Anything else is MM_USAGE E_OUTPUT, and stays. */
@@ -88,6 +89,9 @@ void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char 
 /* --- between staging.c and replaced.c --- */
 void mm_staging_note(const char *path, const char *text);
 MM_MUST_USE bool mm_staging_exchange(mm_staging *s, mm_err *err);
+/* MM_USAGE E_OUTPUT where an overlay file system is known to refuse mm_staging_exchange; true where that is not known. The staging
+ * directory is locked for this run alone. */
+MM_MUST_USE bool mm_staging_may_exchange(const mm_staging *s, mm_err *err);
 
 #ifdef __cplusplus
 }

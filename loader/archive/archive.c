@@ -254,12 +254,13 @@ bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm
   mm_archive a = {0};
   mm_staging s = MM_STAGING_NONE;
   mm_archive_lanes l = {0};
+  mm_dir d = mm_dir_open(dir);
   bool ok = mm_archive_lanes_open(&l, threads, err) && mm_archive_open(&a, dir, err);
   *t = totals(&a);
   ok = ok && mm_staging_open(&s, target, "unpack", dir, unpacked_bytes(&a), staged, &a.pack, err);
   for (size_t i = 0; ok && i < a.part_count; i++) ok = mm_archive_unpack_part(&a.part[i], dir, s.dir, s.path, &l, err);
-  ok = ok && copy_companions(&a.pack, &s, err) && mm_write_file_at(s.dir, s.path, MM_MANIFEST, a.manifest, a.manifest_bytes, err) &&
-       mm_staging_publish(&s, err);
+  ok = mm_dir_close(&d, dir, ok && copy_companions(&a.pack, &s, err), err) && /* its signature too, which no digest covers */
+       mm_write_file_at(s.dir, s.path, MM_MANIFEST, a.manifest, a.manifest_bytes, err) && mm_staging_publish(&s, err);
   mm_staging_discard(&s, staged, &a.pack);
   mm_staging_close(&s);
   mm_archive_close(&a);

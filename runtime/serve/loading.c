@@ -39,7 +39,7 @@ static bool check_kv_tokens(const mm_loaded *l, const mm_loading_config *c, mm_e
                  (unsigned long long)c->positions);
 }
 
-bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+static bool open_texts(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   l->stage = "headers";
   if (!mm_shards_open_as(&l->shards, c->dir, &c->dummy, err) || !select_groups(l, c, err)) return false;
   const uint32_t most = (uint32_t)l->shards.pack.model.max_positions;
@@ -54,6 +54,12 @@ bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   if (!l->format && (c->chat_format || l->no_format.status != MM_UNSUPPORTED)) return *err = l->no_format, false;
   l->defaults = (mm_sampling){.temperature = 1, .top_p = 1};
   return c->own_defaults || mm_ends_defaults(&l->shards.pack, &l->defaults, err);
+}
+
+/* Weights and texts of one directory, also while minimax-convert --force replaces it. */
+bool mm_loading_check(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
+  mm_dir d = mm_dir_open(c->dir);
+  return mm_dir_close(&d, c->dir, open_texts(l, c, err), err);
 }
 
 /* The scheduler's config, with what another server has to have in common with this one. */

@@ -106,6 +106,10 @@ def hub_names(source):
                  "@v2.1", "@v2.1/config.json", "?revision=v2.1", "/resolve/config.json?download=true&revision=v2.1#top"):
         line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
         assert "hf download MiniMaxAI/MiniMax-M2 --revision v2.1, " in line, line
+    # Nor is a folder of main read as its root.
+    for rest in ("/tree/main/fp8", "/tree/main/fp8/", "/blob/main/fp8/config.json", "/resolve/main/fp8/config.json?download=true", "@main/fp8", "@main/fp8/config.json", "/fp8"):
+        line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
+        assert "the folder \"fp8\" of a repository" in line and "hf download MiniMaxAI/MiniMax-M2, " in line, line
     line = refused(3, "no such directory", "minimax-convert", f"hf://{org}@refs/pr/1", "--dry-run", env=env)
     assert "hf download MiniMaxAI/MiniMax-M2 --revision refs/pr/1, " in line, line
     # A download that goes on: what is absent is named, with the command that fetches it.

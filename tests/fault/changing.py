@@ -191,5 +191,48 @@ for command in (["minimax-archive", "pack", PACKED, "-o", work + "/out"], ["mini
     judge(" ".join(command), p, "manifest.json")
     with open(MANIFEST, "wb") as f:
         f.write(text)
+
+# --force puts another directory in the place of the one that is being opened: both are whole, nothing is damaged.
+shutil.rmtree(OTHER)
+HF, HF_OTHER = work + "/hf", work + "/hf-other"
+for directory, options in ((OTHER, ["--quant", "bf16", "--tp", "2"]), (HF, ["--layout", "hf"]), (HF_OTHER, ["--layout", "hf", "--quant", "bf16"]), (work + "/third", [])):
+    subprocess.run([BIN + "minimax-convert", "tests/data/tiny-m2", "-o", directory, "-q", *options], check=True)
+subprocess.run([BIN + "minimax-archive", "sign", OTHER, "--key", work + "/key.pem", "-q"], check=True)
+for directory, packed in ((OTHER, work + "/arc"), (PACKED, work + "/arc-other")):
+    subprocess.run([BIN + "minimax-archive", "pack", directory, "-o", packed, "-q"], check=True)
+
+
+def has_open(strace, path):
+    for pid in open(f"/proc/{strace}/task/{strace}/children", encoding="ascii").read().split():
+        try:
+            if path in [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]:
+                return True
+        except OSError:
+            pass
+    return False
+
+
+for old, new, file, command in (
+        (PACKED, OTHER, "manifest.json", ["minimax-verify", PACKED, "-q"]), (PACKED, OTHER, "manifest.json", ["minimax-inspect", PACKED]),
+        (PACKED, OTHER, "manifest.json", ["minimax-run", PACKED, "-p", "In the", "-n", "1", "-q"]),
+        (PACKED, OTHER, "manifest.json", ["minimax-serve", PACKED, "--check"]),
+        (PACKED, OTHER, "manifest.json", ["minimax-eval", PACKED, "--ids", "tests/data/tiny-m2/held-out-ids.json", "--limit", "1"]),
+        (PACKED, OTHER, "manifest.json", ["minimax-convert", PACKED, "-o", work + "/out", "--quant", "nvfp4", "-q"]),
+        (PACKED, OTHER, "manifest.json", ["minimax-archive", "pack", PACKED, "-o", work + "/out"]),
+        (PACKED, OTHER, "manifest.json", ["minimax-inspect", work + "/third", "--diff", PACKED]),
+        (PACKED, OTHER, "config.json", ["minimax-verify", PACKED, "-q"]), (PACKED, OTHER, "config.json", ["minimax-serve", PACKED, "--check"]),
+        (work + "/arc", work + "/arc-other", "archive.json", ["minimax-archive", "unpack", work + "/arc", "-o", work + "/out", "-q"]),
+        (work + "/arc", work + "/arc-other", "tokenizer.json", ["minimax-archive", "unpack", work + "/arc", "-o", work + "/out", "-q"]),
+        (HF, HF_OTHER, "minimax-digests.json", ["minimax-verify", HF, "-q"]), (HF, HF_OTHER, "config.json", ["minimax-verify", HF, "-q"]),
+        (HF, HF_OTHER, "config.json", ["minimax-convert", HF, "-o", work + "/out", "-q"]),
+        (HF, HF_OTHER, "config.json", ["minimax-verify", work + "/third", "-q", "--source", HF])):
+    p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-P", f"{old}/{file}", "-e", "inject=openat:delay_exit=300000:when=1", BIN + command[0],
+                          *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: has_open(p.pid, f"{old}/{file}"), p)
+    os.rename(old, work + "/aside")
+    os.rename(new, old)
+    judge(" ".join(command), p, old)
+    os.rename(old, new)
+    os.rename(work + "/aside", old)
 shutil.rmtree(work)
 print(f"{count} files changed under a program: each named, status 5")

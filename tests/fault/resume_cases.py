@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import sys
+import tempfile
 
 sys.path.insert(0, "tests/cli")
 import convert_files as cf  # noqa: E402
@@ -412,6 +413,92 @@ def not_renamed():
         assert sorted(os.listdir(root)) == ["away", "out", "src"], os.listdir(root)
 
 
+OVERLAY = """
+set -eu
+cd "$1"
+mount -t tmpfs none over
+mkdir -p over/upper over/work over/m
+mount -t overlay none -o userxattr,lowerdir=lower,upperdir=over/upper,workdir=over/work over/m 2>/dev/null || exit 77
+shift
+status=0
+"$@" || status=$?
+ls -A over/m
+exit $status
+"""
+
+
+def overlay():
+    """In an overlay of the kernel that is said before any work, and a directory of the upper layer is replaced."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        os.mkdir(root + "/lower")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/lower/out")
+        os.mkdir(root + "/over")
+        made = f"{CONVERT} -q src -o over/m/out --quant int8"
+        killed = "mkdir -p over/m/.out.partial.probe/in"
+        for command, status, left in ((f"{made} --force", 2, "out"), (f"{killed} && {made} --force", 2, "out"), (f"mv over/m/out over/m/old && {made} && {made} --force --tp 2", 0, "old out")):
+            done = cf.run("unshare", "-rm", "sh", "-c", OVERLAY, "sh", root, "sh", "-c", command)
+            if done.returncode in (1, 77) and b"E_" not in done.stderr:
+                return print("overlay: not run: needs unshare -rm and overlays in it")
+            assert done.returncode == status and done.stdout.decode().split() == left.split(), done
+            assert status == 0 or (b"E_OUTPUT: over/m/out: " in done.stderr and b"move it away" in done.stderr), done
+
+
+def sticky():
+    """Another user's directory in a folder with the sticky bit cannot be replaced: said before any work, and nothing is left. Root, the owner
+    of the folder and the owner of the directory can; a complete one of that user's is found complete."""
+    if os.geteuid() != 0:
+        return print("sticky: not run: needs root")
+    cat = [["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"], ["setpriv", "--reuid=1002", "--regid=1002", "--clear-groups"], []]
+    for case, (folder, of, by, expected) in enumerate([(0, 1001, 1, 2), (0, 1001, 0, 0), (1002, 1001, 1, 0), (0, 1001, 2, 0)]):
+        with tempfile.TemporaryDirectory(dir="/tmp", prefix="mm-sticky-") as root:
+            os.chmod(root, 0o755)
+            small().save(root + "/src")
+            os.mkdir(root + "/t")
+            cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/t/out")
+            for name in os.listdir(root + "/t/out"):
+                os.chown(f"{root}/t/out/{name}", of, of)
+            os.chown(root + "/t/out", of, of)
+            os.chmod(root + "/t/out", 0o777)
+            os.chown(root + "/t", folder, folder)
+            os.chmod(root + "/t", 0o1777)
+            made = [*cat[by], CONVERT, "-q", root + "/src", "-o", root + "/t/out"]
+            cf.ok(*made, "--resume")
+            done = cf.run(*made, "--force", "--quant", "int8")
+            assert done.returncode == expected, (case, done)
+            assert expected == 0 or (b"E_OUTPUT: " in done.stderr and b"sticky bit" in done.stderr and done.stderr.count(b"\n") == 1), (case, done)
+            assert os.listdir(root + "/t") == ["out"], (case, os.listdir(root + "/t"))
+            os.chmod(root + "/src", 0o711)
+            unlisted = cf.run(*made[:-1], root + "/t/new")
+            assert by == 2 or (unlisted.returncode == 5 and b"E_IO: " + root.encode() + b"/src: list: Permission denied" in unlisted.stderr), (case, unlisted)
+            os.chmod(root + "/src", 0o755)
+            if expected == 2:
+                os.rename(root + "/t/out", root + "/t/two")
+                os.mkdir(root + "/t/out")
+                os.chown(root + "/t/out", of, of)
+                for command in (made, [*cat[by], shutil.which("minimax-archive"), "pack", root + "/t/two", "-o", root + "/t/out"]):
+                    done = cf.run(*command)
+                    assert done.returncode == 2 and b"sticky bit" in done.stderr, (case, done)
+
+
+def fixed():
+    """A folder or an old checkpoint that chattr fixes is refused before any work; the set-group-ID bit of a folder is its outputs' too."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        os.mkdir(root + "/t")
+        os.chmod(root + "/t", 0o2775)
+        made = [CONVERT, "-q", root + "/src", "-o", root + "/t/out"]
+        cf.ok(*made)
+        assert os.stat(root + "/t/out").st_mode & 0o7000 == 0o2000, oct(os.stat(root + "/t/out").st_mode)
+        for flag, at, name in (("a", "/t", "new"), ("i", "/t/out", "out"), ("a", "/t/out", "out")):
+            if cf.run("chattr", "+" + flag, root + at).returncode != 0:
+                return print("fixed: not run whole: needs chattr")
+            done = cf.run(*made[:-1], f"{root}/t/{name}", "--force", "--quant", "int8")
+            cf.ok("chattr", "-" + flag, root + at)
+            assert done.returncode == USAGE and b"E_OUTPUT: " in done.stderr and b"append-only" in done.stderr, (flag, at, done)
+            assert os.listdir(root + "/t") == ["out"], (flag, at, os.listdir(root + "/t"))
+
+
 if __name__ == "__main__":
     cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, finished_says_what_differs, part_beside_stale,
-             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed])
+             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed, overlay, sticky, fixed])

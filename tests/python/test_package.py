@@ -214,6 +214,19 @@ def test_names(folder, tmp_path):
                 ask()
 
 
+def test_working_directory(folder, tmp_path, monkeypatch):
+    """A relative path is that of the moment of opening, whatever directory the process is in afterwards."""
+    shutil.copytree(convert(folder, "tiny-m2"), tmp_path / "here" / "rel")
+    shutil.copytree(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4"), tmp_path / "there" / "rel")
+    for other in ("/", tmp_path / "there"):
+        monkeypatch.chdir(tmp_path / "here")
+        with minimax_packed.open("rel") as c:
+            assert c.info.dir == str(tmp_path / "here" / "rel")
+            monkeypatch.chdir(other)
+            c.verify()
+            c.unshard(c.sources[0])
+
+
 def test_null(folder):
     """NULL for what the library must have is a usage error, never a crash."""
     c, lib = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4")), native.lib

@@ -147,7 +147,7 @@ TEST_BETWEEN(test_outside, in_a_folder, away) {
     mm_staging_close(&s);
   }
   assert_true(mm_staging_name(&s, "out", NULL, &err));
-  refused(mm_staging_outside(&s, "absent", &err), &err, MM_IO, "absent: look at the directories above");
+  refused(mm_staging_outside(&s, "absent", &err), &err, MM_IO, "absent: list: No such file");
   mm_staging_close(&s);
 }
 
