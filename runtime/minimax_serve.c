@@ -318,7 +318,7 @@ static bool open_http(serve *s, mm_err *err) {
 static bool start_loading(serve *s, mm_err *err) {
   s->ready = (mm_task){.fn = on_loaded, .user = s};
   const int r = pthread_create(&s->loader, NULL, load, s);
-  if (r) return mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", r);
+  if (r) return mm_fail_thread(err, "start the thread that loads", r);
   return s->loading = true;
 }
 
