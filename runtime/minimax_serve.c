@@ -360,6 +360,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
   join_loader(&s);
+  s.failed = s.failed || (s.server.scheduler && mm_scheduler_failing(s.server.scheduler, &s.err));
   if (s.failed) {
     *err = s.err;
     ok = false;
