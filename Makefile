@@ -185,6 +185,7 @@ ifeq ($(CUDA),1)
 $(BUILD)/tests/ops/host.o $(BUILD)/tests/ops/host_fixture.o: private CPPFLAGS += -isystem $(CUDA_HOME)/include
 $(BUILD)/tests/ops/host $(BUILD)/tests/ops/host_fixture: private LIBS := $(filter-out -lcudart_static,$(LIBS))
 endif
+$(BUILD)/tests/fault/failing_engine: private LIBS := -Wl,--wrap=mm_ops_find $(LIBS)
 $(MODEL): $(BUILD)/%: $(BUILD)/%.o $(LIBS_all)
 	$(link) -lcmocka -o $@
 $(PRELOAD): $(BUILD)/%.so: %.c $(BUILD)/flags

@@ -426,6 +426,8 @@ static bool run_all(void *args, mm_err *err) {
            mm_mpi_all(false, err);
   if (!a->recipe.quant) a->recipe.quant = "none";
   if (!mm_mpi_all(print_words(a, &printed, err), err) || printed) return err->status == MM_OK;
+  const char *const paths[] = {a->source, a->output, a->recipe.file, a->importance, a->act_scales, a->draft.dir, a->load};
+  if (!mm_mpi_same_paths(paths, sizeof paths / sizeof *paths, err)) return false;
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);

@@ -147,10 +147,12 @@ static bool run_ranks(const mm_bench *one, mm_err *err) {
   for (; started < one->ranks; started++) {
     bench_rank *r = &all[started];
     r->b = *one, r->b.rank = started, r->b.comm = comm;
-    if (pthread_create(&r->thread, NULL, run_rank, r) != 0) break;
+    const int failed = pthread_create(&r->thread, NULL, run_rank, r);
+    if (!failed) continue;
+    mm_fail_thread(err, MM_FORMATTED(80, "start a thread for rank %u", started), failed);
+    break;
   }
-  bool ok =
-      started == one->ranks || mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads", started, one->ranks);
+  bool ok = started == one->ranks;
   if (!ok) mm_comm_abort(comm);
   for (uint32_t i = 0; i < started; i++) pthread_join(all[i].thread, NULL), done += all[i].done;
   for (uint32_t i = 0; ok && i < started; i++)

@@ -74,7 +74,7 @@ static bool load_all(holder *h, const sigset_t *signals, mm_err *err) {
     *r = (held_rank){.all = h, .index = h->started};
     const int failed = pthread_create(&r->thread, NULL, load, r);
     if (!failed) continue;
-    ok = mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", failed);
+    ok = mm_fail_thread(err, MM_FORMATTED(80, "start a thread for rank %u", h->started), failed);
     mm_comm_abort(h->comm);
     break;
   }

@@ -318,7 +318,7 @@ static bool open_http(serve *s, mm_err *err) {
 static bool start_loading(serve *s, mm_err *err) {
   s->ready = (mm_task){.fn = on_loaded, .user = s};
   const int r = pthread_create(&s->loader, NULL, load, s);
-  if (r) return mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", r);
+  if (r) return mm_fail_thread(err, "start the thread that loads", r);
   return s->loading = true;
 }
 
@@ -360,6 +360,7 @@ static bool serve_all(const serve_args *a, mm_err *err) {
   ok = ok && open_http(&s, err) && start_loading(&s, err) && mm_http_run(s.server.http, err);
   catch_late_signals(s.server.log.json);
   join_loader(&s);
+  s.failed = s.failed || (s.server.scheduler && mm_scheduler_failing(s.server.scheduler, &s.err));
   if (s.failed) {
     *err = s.err;
     ok = false;

@@ -2,11 +2,16 @@
 #include "convert/report/mpi.h"
 
 #ifdef MM_MPI
+#include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "formats/hash.h"
+#include "formats/system/file.h"
+#include "formats/system/memory.h"
 
 static mm_digest arguments; /* all but the program's name */
 
@@ -53,6 +58,43 @@ bool mm_mpi_agreed(bool ok, mm_err *err) {
   return false;
 }
 
+/* The file or folder that a path names in this process. One that is not there yet is a name in its folder. */
+typedef struct resolved {
+  char path[2 * PATH_MAX]; /* "": not even its folder is there, as of a name in the Hub's cache */
+  mm_boot machine;
+  uint64_t inode; /* equal in all machines that mount one file system, wherever they do */
+} resolved;
+
+static resolved resolve(const char *path) {
+  resolved r = {.machine = mm_boot_name()};
+  char parent[PATH_MAX], name[PATH_MAX];
+  struct stat s;
+  const bool there = realpath(path, r.path) && stat(r.path, &s) == 0;
+  if (there || (mm_path_split(path, parent, name, MM_IGNORED) && stat(parent, &s) == 0)) r.inode = s.st_ino;
+  if (!there) snprintf(r.path, sizeof r.path, "%s%s%s", r.inode ? parent : "", r.inode ? "/" : "", r.inode ? name : "");
+  return r;
+}
+
+static bool same_file(const resolved *a, const resolved *b) {
+  return strcmp(a->path, b->path) == 0 || (a->inode == b->inode && memcmp(&a->machine, &b->machine, sizeof a->machine) != 0);
+}
+
+bool mm_mpi_same_paths(const char *const *path, size_t count, mm_err *err) {
+  int process = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  for (size_t i = 0; i < count; i++) {
+    if (!path[i] || *path[i] == '/') continue;
+    const resolved own = resolve(path[i]);
+    resolved first = own;
+    MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
+    if (same_file(&own, &first)) continue;
+    mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path[i], NULL),
+            "found %s in process %d of mpirun, expected %s as in process 0: give absolute paths, or start all in one folder",
+            *own.path ? own.path : "nothing", process, *first.path ? first.path : "nothing");
+  }
+  return mm_mpi_all(err->status == MM_OK, err);
+}
+
 void mm_mpi_end(void) { MPI_Finalize(); }
 
 #else
@@ -72,6 +114,11 @@ bool mm_mpi_all(bool ok, mm_err *err) {
 }
 
 bool mm_mpi_agreed(bool ok, mm_err *err) { return mm_mpi_all(ok, err); }
+
+bool mm_mpi_same_paths(const char *const *path, size_t count, mm_err *err) {
+  (void)path, (void)count;
+  return mm_mpi_all(true, err);
+}
 
 void mm_mpi_end(void) {}
 

@@ -11,6 +11,9 @@ void mm_mpi_start(int *argc, char ***argv, uint32_t *rank, uint32_t *size);
 bool mm_mpi_all(bool ok, mm_err *err);
 /* The same, and MM_USAGE E_USAGE where a process was started with other arguments than the first: they would not meet again. */
 MM_MUST_USE bool mm_mpi_agreed(bool ok, mm_err *err);
+/* The same for paths that are relative: MM_USAGE E_USAGE where one is another file or folder in this process than in the first, as their
+ * working directories differ. Every process passes as many, NULL where one is not given. */
+MM_MUST_USE bool mm_mpi_same_paths(const char *const *path, size_t count, mm_err *err);
 void mm_mpi_end(void);
 
 #endif

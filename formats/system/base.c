@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define NAME_MAX_SHOWN 1000
 
@@ -182,14 +183,47 @@ bool mm_fail_damaged(mm_err *err, mm_err *reason) {
   return mm_fail_as(err, reason);
 }
 
+/* Limits of a process, as ulimit names and counts them, and the errors that they cause: of memory, files, sizes or threads. */
+static const struct {
+  int number;
+  uint64_t unit;
+  const char *words;
+  int of[2];
+} limits[] = {{RLIMIT_NOFILE, 1, "descriptors (ulimit -n)", {EMFILE, EMFILE}},
+              {RLIMIT_FSIZE, 1024, "KiB a file (ulimit -f)", {EFBIG, EFBIG}},
+              {RLIMIT_NPROC, 1, "processes and threads (ulimit -u)", {EAGAIN, EAGAIN}},
+              {RLIMIT_AS, 1024, "KiB of address space (ulimit -v)", {ENOMEM, EAGAIN}},
+              {RLIMIT_DATA, 1024, "KiB of data (ulimit -d)", {ENOMEM, EAGAIN}}};
+
+const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value) {
+  size_t n = 0;
+  *to = 0;
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+    struct rlimit l;
+    if (errno_value != limits[i].of[0] && errno_value != limits[i].of[1]) continue;
+    if (getrlimit((__rlimit_resource_t)limits[i].number, &l) != 0 || l.rlim_cur == RLIM_INFINITY) continue;
+    n += (size_t)snprintf(to + n, MM_LIMITS_TEXT - n, "%s%" PRIu64 " %s", n ? ", " : "; the limit is ",
+                          (uint64_t)l.rlim_cur / limits[i].unit, limits[i].words);
+  }
+  return to;
+}
+
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) {
-  char buf[128];
-  if (errno_value == ENOMEM) return mm_fail(err, MM_LIMIT, "E_MEMORY", where, "%s: %s", what, strerror_r(errno_value, buf, sizeof buf));
-  return mm_fail(err, MM_IO, "E_IO", where, "%s: %s", what, strerror_r(errno_value, buf, sizeof buf));
+  char buf[128], text[MM_LIMITS_TEXT];
+  const bool memory = errno_value == ENOMEM;
+  const char *reason = strerror_r(errno_value, buf, sizeof buf), *limit = errno_value == EAGAIN ? "" : mm_limits_text(text, errno_value);
+  return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_IO", where, "%s: %s%s", what, reason, limit);
 }
 
 bool mm_fail_memory(mm_err *err, uint64_t bytes) {
-  return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "cannot allocate %" PRIu64 " bytes", bytes);
+  char text[MM_LIMITS_TEXT];
+  return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL), "cannot allocate %" PRIu64 " bytes%s", bytes, mm_limits_text(text, ENOMEM));
+}
+
+bool mm_fail_thread(mm_err *err, const char *what, int errno_value) {
+  char buf[128], text[MM_LIMITS_TEXT];
+  return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "%s: %s%s", what, strerror_r(errno_value, buf, sizeof buf),
+                 mm_limits_text(text, errno_value));
 }
 
 uint64_t mm_gcd(uint64_t a, uint64_t b) {

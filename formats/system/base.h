@@ -86,11 +86,20 @@ bool mm_fail_as(mm_err *err, const mm_err *reason) MM_NEEDS(1, 2);
 /* The same of a file of ours: what would be bad input of a source (absent, no file, malformed) is damage there. why may be err. */
 bool mm_fail_damaged(mm_err *err, mm_err *reason) MM_NEEDS(1, 2);
 
-/* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open") and strerror(errno_value); ENOMEM is MM_LIMIT "E_MEMORY". */
+/* mm_fail(MM_IO, "E_IO") with `what` (e.g. "open"), strerror(errno_value) and the limit of this process that may be why; ENOMEM is MM_LIMIT
+ * "E_MEMORY". */
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) MM_NEEDS(1);
 
-/* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted. */
+/* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted, and the limit. */
 bool mm_fail_memory(mm_err *err, uint64_t bytes) MM_NEEDS(1);
+
+/* mm_fail(MM_LIMIT, "E_THREADS") for what pthread_create returned, with the limits. */
+bool mm_fail_thread(mm_err *err, const char *what, int errno_value) MM_NEEDS(1);
+
+/* Writes "; the limit is N descriptors (ulimit -n)" and its like: the limits of this process that may cause the error (EMFILE, EFBIG,
+ * ENOMEM, or EAGAIN for a thread); "" where there are none. Returns `to`. */
+#define MM_LIMITS_TEXT 200
+const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value);
 
 /* Writes `text` (n bytes) to `out` so that a terminal shows it and obeys none of it: control bytes (C0, DEL, C1), characters that are not
  * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut

@@ -252,8 +252,7 @@ static void *read_ahead(void *arg) {
 static bool start_threads(mm_reader *r, mm_err *err) {
   for (; r->threads < r->c.threads; r->threads++) {
     int failed = pthread_create(&r->thread[r->threads], NULL, read_ahead, r);
-    if (failed && r->threads == 0)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started no thread to read with: %s", strerror(failed));
+    if (failed && r->threads == 0) return mm_fail_thread(err, "start a thread that reads", failed);
     if (failed) break;
   }
   return true;

@@ -473,20 +473,19 @@ static bool set_device(const mm_rank_place *at, mm_err *err) {
 }
 
 /* The key of this rank's weights on the current device, so far as they are planned. */
-static bool key_of(const mm_backend_config *c, const mm_cu_load *load, mm_digest *key, mm_err *err) {
+static bool key_of(const mm_backend_config *c, const mm_cu_load *load, mm_hold_key *key, mm_err *err) {
   int device = 0;
   cudaDeviceProp p = {};
   if (!mm_cu_check(cudaGetDevice(&device), "cudaGetDevice", err) ||
       !mm_cu_check(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties", err))
     return false;
-  struct {
-    char version[96];
-    mm_digest checkpoint, layout;
-    uint64_t rank;
-    cudaUUID_t device;
-  } all = {{}, c->checkpoint, load->layout(), c->place.rank, p.uuid};
-  strncpy(all.version, mm_version(), sizeof all.version - 1); /* of another commit codes may lie otherwise */
-  *key = mm_sha256(&all, sizeof all);
+  const mm_rank_weights *w = c->weights;
+  *key = {{}, c->checkpoint, w->tp, w->attn_tp ? w->attn_tp : w->tp, c->place.rank, "GPU-", load->layout()};
+  strncpy(key->build, mm_version(), sizeof key->build - 1);
+  for (size_t i = 0, at = 4; i < sizeof p.uuid.bytes; i++) { /* as nvidia-smi writes it */
+    if (i == 4 || i == 6 || i == 8 || i == 10) key->device[at++] = '-';
+    at += (size_t)snprintf(key->device + at, sizeof key->device - at, "%02x", (unsigned char)p.uuid.bytes[i]);
+  }
   return true;
 }
 

@@ -382,8 +382,7 @@ static bool start_ranks(mm_engine *e, mm_err *err) {
     mm_comm_abort(e->comm[0]);
     for (uint32_t i = 0; i < e->here; i++)
       if (!mm_comm_leave(e->comm[(e->first + i) / e->shards->pack.tp], false, false, MM_IGNORED)) break;
-    return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started %u of %u rank threads: %s", e->started, e->here,
-                   strerror(failed));
+    return mm_fail_thread(err, MM_FORMATTED(80, "start a thread for rank %u", e->first + e->started), failed);
   }
   return true;
 }

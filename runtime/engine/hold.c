@@ -22,16 +22,16 @@
 #define ANSWER_MS 5000  /* in which a whole question or answer must be there */
 #define LOOK_US   10000 /* between looks at a lock, or for a descriptor */
 
-static const char request_magic[8] = "mmhold1", answer_magic[8] = "mmheld1";
+static const char request_magic[8] = "mmhold2", answer_magic[8] = "mmheld2";
 
 typedef struct mm_hold_request {
   char magic[8];
-  mm_digest key;
+  mm_hold_key key;
 } mm_hold_request;
 
 typedef struct mm_hold_answer {
   char magic[8];
-  uint64_t found; /* 0: no such key */
+  uint64_t found; /* 0: no such key; `held` is the nearest one */
   mm_held held;
 } mm_hold_answer;
 
@@ -163,6 +163,25 @@ static void remove_user(mm_hold *h, uint32_t i, void (*report)(const char *line)
   h->user[i] = h->user[--h->users];
 }
 
+static bool same_key(const mm_hold_key *a, const mm_hold_key *b) { return memcmp(a, b, sizeof *a) == 0; }
+
+/* How much of the key is what was asked for: the rank first, then the device. */
+static int nearness(const mm_hold_key *a, const mm_hold_key *b) {
+  return 2 * (a->rank == b->rank) + (memcmp(a->device, b->device, sizeof a->device) == 0);
+}
+
+/* Finds the key, or the nearest one that is held. */
+static mm_hold_answer answer_to(const mm_hold *h, const mm_hold_key *key) {
+  mm_hold_answer a = {.held = h->held[0]};
+  memcpy(a.magic, answer_magic, sizeof answer_magic);
+  for (uint32_t i = 0; i < h->count && !a.found; i++) {
+    const mm_held *held = &h->held[i];
+    if (!(a.found = same_key(&held->key, key)) && nearness(&held->key, key) <= nearness(&a.held.key, key)) continue;
+    a.held = *held;
+  }
+  return a;
+}
+
 /* Reads what came; false when the user is to go. */
 static bool read_request(mm_hold *h, user *u, void (*report)(const char *line)) {
   char *const to = (char *)&u->request;
@@ -172,10 +191,7 @@ static bool read_request(mm_hold *h, user *u, void (*report)(const char *line)) 
   if (n == 0) return false;
   if ((u->got += (size_t)n) < sizeof u->request) return true;
   if (memcmp(u->request.magic, request_magic, sizeof request_magic) != 0) return false;
-  mm_hold_answer a = {.found = 0};
-  memcpy(a.magic, answer_magic, sizeof answer_magic);
-  for (uint32_t i = 0; i < h->count && !a.found; i++)
-    if (mm_digest_equal(&h->held[i].key, &u->request.key)) a.held = h->held[i], a.found = 1;
+  const mm_hold_answer a = answer_to(h, &u->request.key);
   if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
   const char *line = MM_FORMATTED(120, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
   report(line);
@@ -240,9 +256,34 @@ static bool exchange(int fd, const char *path, const mm_hold_request *request, m
   if (n == 0)
     return mm_fail(
         err, MM_IO, "E_HELD", mm_at(path, NULL),
-        "found the connection closed, expected an answer: the holder is ending, serves %d processes already, or is another user's",
+        "found the connection closed, expected an answer: the holder is ending, serves %d processes already, is of another version, or is "
+        "another user's",
         MM_HOLD_USERS);
   return mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "found an answer of %zd bytes, expected one of minimax-hold of this version", n);
+}
+
+/* Adds "found NAME …, expected …" of two texts that differ. */
+static void add_part(char *to, size_t cap, const char *name, const char *found, const char *expected) {
+  const size_t n = strlen(to);
+  if (strcmp(found, expected) != 0) snprintf(to + n, cap - n, "%sfound %s %s, expected %s", n ? "; " : "", name, found, expected);
+}
+
+/* Says in which parts the key of the nearest weights differs from the one that was asked for. */
+static bool other_weights(const char *path, const mm_hold_key *found, const mm_hold_key *expected, mm_err *err) {
+  const mm_hold_key *const key[] = {found, expected};
+  char parts[1024] = "", text[5][2][96];
+  for (int i = 0; i < 2; i++) {
+    const mm_hold_key *k = key[i];
+    snprintf(text[0][i], sizeof text[0][i], "%.*s", (int)sizeof k->build - 1, k->build);
+    snprintf(text[1][i], sizeof text[1][i], "%.16s", mm_digest_hex(&k->checkpoint).text);
+    snprintf(text[2][i], sizeof text[2][i], "--tp %u with attention cut for %u", k->tp, k->attn_tp);
+    snprintf(text[3][i], sizeof text[3][i], "%u", k->rank);
+    snprintf(text[4][i], sizeof text[4][i], "%.*s", (int)sizeof k->device, k->device);
+  }
+  static const char *const name[] = {"build", "checkpoint", "cut", "rank", "device"};
+  for (int i = 0; i < 5; i++) add_part(parts, sizeof parts, name[i], text[i][0], text[i][1]);
+  if (!*parts) add_part(parts, sizeof parts, "layout", mm_digest_hex(&found->layout).text, mm_digest_hex(&expected->layout).text);
+  return mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL), "holds other weights (rank %u of --attach): %s", expected->rank, parts);
 }
 
 bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err) {
@@ -263,10 +304,7 @@ bool mm_hold_find(const char *path, mm_held *held, int *connection, mm_err *err)
               mm_fail_errno(err, mm_at(path, NULL), "connect", errno == EAGAIN ? ETIMEDOUT : errno));
   ok = ok && (is_trusted(fd, &pid) || mm_fail(err, MM_IO, "E_HELD", mm_at(path, NULL), "the holder is another user's"));
   ok = ok && exchange(fd, path, &request, &answer, err);
-  if (ok && !answer.found)
-    ok =
-        mm_fail(err, MM_UNSUPPORTED, "E_HELD", mm_at(path, NULL),
-                "holds other weights: of another checkpoint, cut (--dp), rank, device or build; expected those of this one (minimax-hold)");
+  if (ok && !answer.found) ok = other_weights(path, &answer.held.key, &request.key, err);
   if (ok) *held = answer.held, *connection = fd;
   if (!ok) close(fd);
   return ok;

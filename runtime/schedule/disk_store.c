@@ -194,7 +194,7 @@ static bool start_threads(mm_disk_store *d, mm_err *err) {
   const uint32_t wanted = (uint32_t)mm_min(THREADS, mm_pool_cpus());
   for (int failed; d->threads < wanted; d->threads++)
     if ((failed = pthread_create(&d->thread[d->threads], NULL, copy_blocks, d)) != 0)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start a thread that copies pages: %s", strerror(failed));
+      return mm_fail_thread(err, "start a thread that copies pages", failed);
   return true;
 }
 

@@ -14,13 +14,23 @@ static bool is_the_engines(const mm_err *err) {
 void mm_health_failed(mm_scheduler *s, const mm_err *err) {
   engine_health *h = &s->health;
   if (atomic_load(&h->lost) || !is_the_engines(err)) return;
+  pthread_mutex_lock(&s->lock);
   if (h->failed <= 0) h->failed = h->next = mm_now();
   h->error = *err;
   h->queued = s->queued;
+  pthread_mutex_unlock(&s->lock);
+}
+
+/* A step succeeded, or one was refused for reasons that are not the engine's. */
+static void recover(mm_scheduler *s) {
+  pthread_mutex_lock(&s->lock);
+  s->health.failed = 0;
+  pthread_mutex_unlock(&s->lock);
 }
 
 void mm_health_good(mm_scheduler *s) {
-  if (!atomic_load(&s->health.lost) && s->collected > s->health.queued) s->health.failed = 0;
+  const engine_health *h = &s->health;
+  if (h->failed > 0 && !atomic_load(&h->lost) && s->collected > h->queued) recover(s);
 }
 
 /* A step of one token in a slot that nobody has, which holds nothing afterwards. */
@@ -41,13 +51,13 @@ bool mm_health_check(mm_scheduler *s) {
   if (atomic_load(&h->lost) || mm_now() < h->next) return false;
   mm_err err = {0};
   if (try_step(s, &err) || !is_the_engines(&err)) {
-    h->failed = 0;
+    recover(s);
     return true;
   }
   const double now = mm_now();
   h->next = now + TRIED_EVERY;
   if (now - h->failed < (s->c.lost_after > 0 ? s->c.lost_after : LOST_AFTER)) return false;
-  h->error = err;
+  mm_health_failed(s, &err);
   mm_offload_lost(s);
   atomic_store(&h->lost, true);
   return false;
@@ -57,4 +67,12 @@ bool mm_scheduler_lost(mm_scheduler *s, mm_err *err) {
   if (!atomic_load(&s->health.lost)) return false;
   *err = s->health.error;
   return true;
+}
+
+bool mm_scheduler_failing(mm_scheduler *s, mm_err *err) {
+  pthread_mutex_lock(&s->lock);
+  const bool failing = s->health.failed > 0;
+  if (failing) *err = s->health.error;
+  pthread_mutex_unlock(&s->lock);
+  return failing;
 }

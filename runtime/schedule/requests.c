@@ -368,7 +368,7 @@ mm_scheduler *mm_scheduler_open(mm_engine *engine, const mm_scheduler_config *c,
       mm_scheduler_close(s, false);
       return NULL;
     }
-    mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start the scheduler's thread: %s", strerror(failed));
+    mm_fail_thread(err, "start the scheduler's thread", failed);
   }
   free_scheduler(s);
   return NULL;

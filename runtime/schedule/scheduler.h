@@ -128,6 +128,8 @@ static inline double mm_scheduler_cache_usage(const mm_scheduler_stats *s) {
 /* True once the engine is lost: for lost_after seconds all steps failed, those too that are tried while requests wait. All requests end
  * with the last error, which *err is. Any thread. */
 bool mm_scheduler_lost(mm_scheduler *s, mm_err *err);
+/* True while the last step failed, as *err says: before `done` of the requests that it ended. Any thread. */
+bool mm_scheduler_failing(mm_scheduler *s, mm_err *err);
 /* Groups of attention (mm_engine_groups), and tokens[groups] of the requests that run in each, after the last step. A request runs in the
  * group that has the fewest tokens when it gets a slot, counting those that it would compute there beyond the prefix cache, and one for
  * each 16 that it would have fetched from host memory, disk or another group; when it gave its slot up, perhaps in another. Any thread. */

@@ -197,10 +197,11 @@ typedef struct offload_state {
 
 /* Of the engine, mostly health.c's. */
 typedef struct engine_health {
-  double failed, next; /* when a step failed and none queued since has succeeded, 0: none did; before `next` none is tried */
-  uint64_t queued;     /* steps queued when the last one failed: those may still succeed, which says nothing */
+  double failed,
+      next;        /* when a step failed and none queued since has succeeded (under the lock), 0: none did; before `next` none is tried */
+  uint64_t queued; /* steps queued when the last one failed: those may still succeed, which says nothing */
   atomic_bool lost;
-  mm_err error;    /* any thread's once it is lost */
+  mm_err error;    /* under the lock; it stays once the engine is lost */
   uint32_t warmed; /* rows of the largest step that mm_engine_warm has recorded, or tried to */
 } engine_health;
 

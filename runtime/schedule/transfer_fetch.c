@@ -148,7 +148,7 @@ static void *fetch_prompts(void *arg) {
 bool mm_fetch_start(mm_receiver *r, mm_err *err) {
   for (int failed; r->threads < MM_FETCH_THREADS; r->threads++)
     if ((failed = pthread_create(&r->thread[r->threads], NULL, fetch_prompts, r)) != 0)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start a thread that receives pages: %s", strerror(failed));
+      return mm_fail_thread(err, "start a thread that receives pages", failed);
   return true;
 }
 

@@ -238,7 +238,7 @@ static void *serve_connections(void *arg) {
 bool mm_serve_start(mm_sender *t, mm_err *err) {
   for (int failed; t->threads < MM_SEND_THREADS; t->threads++)
     if ((failed = pthread_create(&t->thread[t->threads], NULL, serve_connections, t)) != 0)
-      return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "start a thread that sends pages: %s", strerror(failed));
+      return mm_fail_thread(err, "start a thread that sends pages", failed);
   return true;
 }
 

@@ -62,7 +62,7 @@ mm_workers *mm_workers_open(mm_http *http, unsigned threads, mm_err *err) {
   for (; w->threads < threads && w->threads < THREADS_MAX; w->threads++) {
     const int r = pthread_create(&w->thread[w->threads], NULL, work, w);
     if (!r) continue;
-    mm_fail_errno(err, mm_at(NULL, NULL), "pthread_create", r);
+    mm_fail_thread(err, "start a thread for requests", r);
     mm_workers_close(w);
     return NULL;
   }

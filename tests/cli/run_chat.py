@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """minimax-run --chat: a conversation of several turns says what minimax-serve says to the same messages, token for token; messages come from
 -p, a pipe or lines; stop texts, the system message, what goes to stdout and what to stderr, refusals."""
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -283,7 +285,38 @@ def edited(packed):
     after = t.until("done\n")
     assert "status 130\n" in after and " icanon " in after and " echo " in after, after
     assert t.end() == 0
+    resized(packed)
     return "lines edited by libedit"
+
+
+def resized(packed):
+    """A window whose size changes all the time while lines are typed."""
+    t = Terminal(packed, "-n", "2", term="vt100")
+    t.until("> ")
+    os.set_blocking(t.fd, False)
+    end, n, left = time.monotonic() + 3, 0, b""
+    while time.monotonic() < end:
+        n += 1
+        fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 20 + n % 30, 40 + n * 7 % 160, 0, 0))
+        left = left or b"word " * 20 + b"\x01" + b"x" * 30 + b"\x05\x15"
+        try:
+            left = left[os.write(t.fd, left[:40]) :]
+        except BlockingIOError:
+            pass
+        try:
+            while os.read(t.fd, 65536):
+                pass
+        except BlockingIOError:
+            pass
+        assert os.waitpid(t.pid, os.WNOHANG)[0] == 0, "it ended"
+    os.set_blocking(t.fd, True)
+    while select.select([t.fd], [], [], 1)[0]:  # until it has taken all keys
+        os.read(t.fd, 65536)
+    t.seen = ""
+    t.keys("\x15/nothing\n")
+    t.until("unknown command", 10)  # and it did not hang
+    t.keys("\x15\x04")
+    assert t.end() == 0
 
 
 def transcripts(packed):

@@ -441,7 +441,7 @@ def config_file():
     done = subprocess.run([f"{BIN}/minimax-serve", "--host", "no.such.host.invalid", "--port", "0", PACKED], capture_output=True, timeout=60)
     assert done.returncode == 5 and b"no.such.host.invalid: listen on port 0: found no such address: " in done.stderr, done
     done = subprocess.run(["sh", "-c", f"ulimit -n 6; exec {BIN}/minimax-serve {PACKED}"], capture_output=True, timeout=60)
-    assert done.returncode == 5 and b"E_IO: eventfd: Too many open files\n" in done.stderr and b"[err]" not in done.stderr, done
+    assert done.returncode == 5 and b"E_IO: eventfd: Too many open files; the limit is 6 descriptors (ulimit -n)\n" in done.stderr and b"[err]" not in done.stderr, done
     with Server(".", prefix=["env", "-C", PACKED]) as s:
         assert json.loads(s.get("/v1/models"))["data"][0]["id"] == "tiny-m2"
 

@@ -65,10 +65,10 @@ def comes_back(s, body):
 class Server:
     """A running server; ends with the block, and must end well."""
 
-    def __init__(self, packed, *options, ready=True, prefix=()):
+    def __init__(self, packed, *options, ready=True, prefix=(), program="minimax-serve"):
         self.log = os.path.join(TMP, f"log-{time.monotonic_ns()}")
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([*prefix, f"{BIN}/minimax-serve", packed, "--port", "0", *options], stderr=log, stdout=log)
+            self.process = subprocess.Popen([*prefix, f"{BIN}/{program}", packed, "--port", "0", *options], stderr=log, stdout=log)
         self.port = int(self.wait_for(r"listening on http://\S+:(\d+)"))
         if ready:
             self.wait_for("ready after")

@@ -16,6 +16,8 @@ judge() {
   cases=$((cases + 1))
   case " $3 " in *" $2 "*) ;; *) echo "$1: status $2, expected one of $3"; cat "$out/err"; exit 1 ;; esac
   [ "$2" -eq 0 ] || [ "$(wc -l <"$out/err")" -eq 1 ] || { echo "$1: more than one line"; cat "$out/err"; exit 1; }
+  # The line names the limit that is too low; of a full disk there is none.
+  case $2:$1 in 0:* | 127:* | *:tmpfs*) ;; *) grep -q "the limit is [0-9]* .*(ulimit -[nv])" "$out/err" || { echo "$1: no limit in the line"; cat "$out/err"; exit 1; } ;; esac
   case $2 in 0) made=$((made + 1)) ;; 127) ;; *) refused=$((refused + 1)) ;; esac
   if [ "$2" -eq 0 ]; then diff -r "$out/one" "$4" >/dev/null; else [ ! -e "$4" ]; fi || { echo "$1: status $2, but the output is wrong"; exit 1; }
 }
@@ -49,4 +51,23 @@ for n in $(seq 4 2 40); do
   rm -rf "$out/x" "$out"/.x*
 done
 some "descriptors"
+# The other programs, and threads.
+names() { # limit, status, words, command
+  limit=$1 want=$2 words=$3 status=0
+  shift 3
+  prlimit "$limit" "$@" >"$out/err" 2>&1 || status=$?
+  [ $status -eq "$want" ] && grep -q -- "$words" "$out/err" && return
+  cat "$out/err"
+  echo "$limit $*: status $status, expected $want and: $words"
+  exit 1
+}
+few="Too many open files; the limit is 4 descriptors (ulimit -n)"
+names --nofile=4 5 "$few" "$BUILD/bin/minimax-verify" "$out/one"
+names --nofile=4 5 "$few" "$BUILD/bin/minimax-inspect" "$out/one"
+names --nofile=4 5 "$few" "$BUILD/bin/minimax-run" "$out/one" -p hi -n 1
+names --nofile=4 5 "$few" "$BUILD/bin/minimax-archive" pack "$out/one" -o "$out/archive"
+if [ "${SAN:-0}" = 0 ]; then
+  names --data=20480000 8 "E_[A-Z]*: .*; the limit is .*20000 KiB of data (ulimit -d)" "$BUILD/bin/minimax-run" "$out/one" -p hi -n 1
+  names --as=40960000 8 "E_THREADS: start a thread for rank [01]: .*; the limit is .*40000 KiB of address space (ulimit -v)" "$BUILD/bin/minimax-run" "$out/one" -p hi -n 1
+fi
 echo "limits: $cases cases right ($disk, address space 20 to 400 MiB, 4 to 40 descriptors)"

@@ -78,6 +78,28 @@ unlike "-o $out/none" "-o $out/other"
 unlike "-o $out/none" "-o $out/none --dry-run"
 unlike "-o $out/none" "--help"
 unlike "-o $out/none" "-o $out/none --tp 0"
+# Equal relative paths in different working directories are different files, unless links lead to the same.
+mkdir "$out/here" "$out/there"
+ln -s ../src "$out/here/src"
+binary=$(realpath "$BUILD/mpi/bin/minimax-convert")
+apart() { # paths, exit status
+  status=0
+  # shellcheck disable=SC2086
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 1 -wdir "$out/here" "$binary" $1 -j 1 -q : \
+    -n 1 -wdir "$out/there" "$binary" $1 -j 1 -q >"$out/said" 2>&1 || status=$?
+  [ $status -eq "$2" ] && return
+  cat "$out/said"
+  echo "mpirun in two working directories with \"$1\": exit status $status, expected $2"
+  exit 1
+}
+apart "$out/src -o made" 2
+grep -q "E_USAGE: made: found $out/there/made in process 1 of mpirun, expected $out/here/made as in process 0" "$out/said"
+[ -z "$(ls -A "$out/there")" ]
+apart "src -o $out/made" 2
+grep -q "E_USAGE: src: found $out/there/src in process 1 of mpirun, expected $out/src as in process 0" "$out/said"
+ln -s ../src "$out/there/src"
+apart "src -o $out/made --tp 2" 0
+rm -r "$out/here" "$out/there" "$out/made"
 [ "$(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" --version)" = "$("$BUILD/mpi/bin/minimax-convert" --version)" ]
 rm "$out/said"
 [ "$(OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe -n 3 "$BUILD/mpi/bin/minimax-convert" --print-recipe)" = "$("$convert" --print-recipe)" ]

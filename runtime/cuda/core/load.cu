@@ -307,7 +307,7 @@ bool mm_cu_load::open(mm_cu_memory *memory, mm_err *err) {
                                  return nullptr;
                                },
                                this);
-  if (no) return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "started no thread to load with: %s", strerror(no));
+  if (no) return mm_fail_thread(err, "start a thread that loads", no);
   started = reader != nullptr;
   if (!p->open(config.in_flight, err)) return false;
   mm_read_log_mark(config.log, "streams");

@@ -1,10 +1,12 @@
 /* formats/base: the error line, escaping, UTF-8, checked arithmetic, allocation, arenas. */
 #include "formats/system/base.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tests/unit/unit.h"
 
@@ -40,6 +42,25 @@ TEST(test_first_failure_wins) {
   assert_false(mm_fail(&err, MM_BUG, "E_SECOND", mm_at("two", NULL), "2"));
   assert_int_equal(err.status, MM_IO);
   assert_string_equal(err.text, "E_FIRST: one: 1");
+}
+
+/* An error that a limit of the process may have caused names it. */
+TEST(test_limits) {
+  struct rlimit before, few;
+  mm_err open = {0}, other = {0}, thread = {0};
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  few = (struct rlimit){77, before.rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  mm_fail_errno(&open, mm_at("f", NULL), "open", EMFILE);
+  mm_fail_errno(&other, mm_at("f", NULL), "open", ENOENT);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  assert_string_equal(open.text, "E_IO: f: open: Too many open files; the limit is 77 descriptors (ulimit -n)");
+  assert_string_equal(other.text, "E_IO: f: open: No such file or directory");
+  mm_fail_thread(&thread, "start a thread", EAGAIN);
+  assert_int_equal(thread.status, MM_LIMIT);
+  assert_string_equal(thread.code, "E_THREADS");
+  assert_int_equal(getrlimit(RLIMIT_NPROC, &few), 0);
+  if (few.rlim_cur != RLIM_INFINITY) assert_non_null(strstr(thread.text, " processes and threads (ulimit -u)"));
 }
 
 TEST(test_error_helpers) {

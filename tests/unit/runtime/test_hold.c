@@ -27,7 +27,10 @@ static void count_line(const char *line) {
 
 static mm_held held_of(uint8_t i) {
   mm_held h = {.bytes = UINT64_C(1000) * i + 7};
-  for (uint8_t k = 0; k < 32; k++) h.key.byte[k] = (uint8_t)(i + 3 * k);
+  snprintf(h.key.build, sizeof h.key.build, "1.2 (commit %u)", 7u);
+  for (uint8_t k = 0; k < 32; k++) h.key.checkpoint.byte[k] = h.key.layout.byte[k] = (uint8_t)(3 * k);
+  h.key.tp = 4, h.key.attn_tp = 2, h.key.rank = i;
+  snprintf(h.key.device, sizeof h.key.device, "GPU-%u", i);
   for (uint8_t k = 0; k < MM_HOLD_HANDLE; k++) h.handle[k] = (uint8_t)(i * 31 + k);
   return h;
 }
@@ -113,6 +116,44 @@ TEST(test_found) {
   usleep(50000);
   assert_int_equal(kill(h.pid, 0), 0);
   close(b);
+  assert_int_equal(end(h), 0);
+}
+
+/* Who asks for other weights hears in which parts they differ, and of no other part. */
+TEST(test_difference) {
+  static const struct {
+    int part;
+    const char *text;
+  } all[] = {{0, "found build 1.2 (commit 7), expected 1.2 (commit 8)"},
+             {1, "found checkpoint 000306090c0f1215, expected 010306090c0f1215"},
+             {2, "found cut --tp 4 with attention cut for 2, expected --tp 4 with attention cut for 4"},
+             {3, "found rank 3, expected 9"},
+             {4, "found device GPU-2, expected GPU-8"},
+             {5, "found layout 000306"}};
+  holder h = start(3);
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    mm_err err = {0};
+    mm_held want = held_of(all[i].part == 3 ? 3 : 2);
+    int connection;
+    switch (all[i].part) {
+      case 0: snprintf(want.key.build, sizeof want.key.build, "1.2 (commit 8)"); break;
+      case 1: want.key.checkpoint.byte[0]++; break;
+      case 2: want.key.attn_tp = 4; break;
+      case 3: want.key.rank = 9; break;
+      case 4: snprintf(want.key.device, sizeof want.key.device, "GPU-8"); break;
+      default: want.key.layout.byte[0]++; break;
+    }
+    assert_false(mm_hold_find(path, &want, &connection, &err));
+    assert_string_equal(err.code, "E_HELD");
+    if (!strstr(err.text, all[i].text) || strchr(err.text, ';')) fail_msg("%s: %s", all[i].text, err.text);
+  }
+  mm_err err = {0};
+  mm_held want = held_of(2);
+  int connection;
+  want.key.tp = 8, want.key.checkpoint.byte[0]++;
+  assert_false(mm_hold_find(path, &want, &connection, &err));
+  assert_non_null(strstr(err.text, "; found cut --tp 4 with attention cut for 2, expected --tp 8"));
+  kill(h.pid, SIGTERM);
   assert_int_equal(end(h), 0);
 }
 
@@ -214,10 +255,10 @@ TEST(test_strangers) {
   for (int i = 0; i < 600; i++) {
     if (n == 40 || (n && rand_r(&seed) % 3 == 0)) close(open[--n]);
     open[n] = dial();
-    char noise[200];
+    char noise[400];
     for (size_t k = 0; k < sizeof noise; k++) noise[k] = (char)rand_r(&seed);
-    if (rand_r(&seed) % 2) memcpy(noise, "mmhold1", 8);
-    const size_t most = rand_r(&seed) % 4 ? 40 : sizeof noise;
+    if (rand_r(&seed) % 2) memcpy(noise, "mmhold2", 8);
+    const size_t question = 8 + sizeof got.key, most = rand_r(&seed) % 4 ? question : sizeof noise;
     send(open[n++], noise, (size_t)rand_r(&seed) % (most + 1), MSG_NOSIGNAL);
     if (i % 5) continue;
     assert_true(find((uint8_t)(1 + i % 2), &got, &a, &err));
