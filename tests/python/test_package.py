@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import weakref
 
 import ml_dtypes
@@ -225,6 +226,29 @@ def test_working_directory(folder, tmp_path, monkeypatch):
             monkeypatch.chdir(other)
             c.verify()
             c.unshard(c.sources[0])
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with minimax_packed.open("../here/rel") as c:  # no path from the root leads there
+        assert c.info.dir == "../here/rel"
+        c.verify()
+
+
+def test_closed_ancestor(folder, tmp_path):
+    """A relative path opens too where the process may not search a directory above the working one."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    shutil.copytree(convert(folder, "tiny-m2"), tmp_path / "rel")
+    with tempfile.TemporaryDirectory(dir="/tmp") as closed:
+        os.mkdir(closed + "/in")
+        shutil.copytree(tmp_path / "rel", closed + "/in/rel")
+        os.chmod(closed + "/in", 0o755)
+        child = os.fork()
+        if child == 0:
+            os.chdir(closed + "/in")
+            os.setuid(65534)
+            os._exit(0 if native.lib.minimax_open(b"rel", native.ErrorStruct()) else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_null(folder):
