@@ -110,6 +110,9 @@ def hub_names(source):
     for rest in ("/tree/main/fp8", "/tree/main/fp8/", "/blob/main/fp8/config.json", "/resolve/main/fp8/config.json?download=true", "@main/fp8", "@main/fp8/config.json", "/fp8"):
         line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
         assert "the folder \"fp8\" of a repository" in line and "hf download MiniMaxAI/MiniMax-M2, " in line, line
+    for rest, folder in (("/v1.0", "v1.0"), ("@main/M2.5-FP8", "M2.5-FP8"), ("/v1.beta/", "v1.beta"), ("/v1.0/config.json", "v1.0"), ("@main/a/v1.0?x=1.json", "a/v1.0")):
+        line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
+        assert f'the folder "{folder}" of a repository' in line, line
     line = refused(3, "no such directory", "minimax-convert", f"hf://{org}@refs/pr/1", "--dry-run", env=env)
     assert "hf download MiniMaxAI/MiniMax-M2 --revision refs/pr/1, " in line, line
     # A download that goes on: what is absent is named, with the command that fetches it.
