@@ -136,11 +136,12 @@ int mm_lies_in(int parent, const char *dir) {
 bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   struct stat target;
   int found = 0;
-  if (faccessat(AT_FDCWD, source, R_OK, AT_EACCESS) != 0) return mm_fail_errno(err, mm_at(source, NULL), "list", errno);
-  if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0) { /* what exists may hold the source */
-    int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    found = fd < 0 ? -1 : holds(&target, fd);
-  }
+  const int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* faccessat may answer wrongly: ACLs, filters of system calls */
+  if (fd < 0) return mm_fail_errno(err, mm_at(source, NULL), "list", errno);
+  if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0)
+    found = holds(&target, fd); /* what exists may hold the source */
+  else
+    close(fd);
   if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source, expected one elsewhere");
   if (found == 0) found = mm_in_checkpoint(s->parent);
