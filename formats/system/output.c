@@ -29,16 +29,18 @@ static bool is_own_stream(const struct stat *st) {
 
 /* True if the file, of `size` bytes, is empty or has one of the marks. */
 static bool holds_mark(int fd, uint64_t size, const mm_output_mark *mark, size_t marks) {
-  char first[MARK_WINDOW], last[MARK_WINDOW];
-  const ssize_t n = pread(fd, first, sizeof first, 0),
-                m = pread(fd, last, sizeof last, size > MARK_WINDOW ? (off_t)(size - MARK_WINDOW) : 0);
-  for (size_t i = 0; n > 0 && m > 0 && i < marks; i++) {
+  char *first = malloc(2 * MARK_WINDOW), *last = first ? first + MARK_WINDOW : NULL; /* too much for a small stack */
+  const ssize_t n = first ? pread(fd, first, MARK_WINDOW, 0) : -1,
+                m = first ? pread(fd, last, MARK_WINDOW, size > MARK_WINDOW ? (off_t)(size - MARK_WINDOW) : 0) : -1;
+  bool found = size == 0;
+  for (size_t i = 0; n > 0 && m > 0 && i < marks && !found; i++) {
     const mm_output_mark *x = &mark[i];
     const size_t head = strlen(x->head), text = x->text ? strlen(x->text) : 0;
     if ((size_t)n < x->at + head || memcmp(first + x->at, x->head, head) != 0) continue;
-    if (!text || memmem(first, (size_t)n, x->text, text) || memmem(last, (size_t)m, x->text, text)) return true;
+    found = !text || memmem(first, (size_t)n, x->text, text) || memmem(last, (size_t)m, x->text, text);
   }
-  return size == 0;
+  free(first);
+  return found;
 }
 
 /* ---- the inputs ---- */
