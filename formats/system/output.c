@@ -186,7 +186,8 @@ static char *staged_name(mm_arena *a, const char *name, mm_err *err) {
   return mm_arena_printf(a, err, ".%s.partial-%s", name, program_invocation_short_name);
 }
 
-bool mm_output_check(const mm_output_place *p, mm_err *err) {
+/* renamed: the file appears at once, when it is complete. */
+static bool check(const mm_output_place *p, bool renamed, mm_err *err) {
   char real[PATH_MAX];
   const char *name = "";
   target t;
@@ -196,10 +197,13 @@ bool mm_output_check(const mm_output_place *p, mm_err *err) {
   bool ok = (t.direct || open_parent(p, &parent, real, &name, err)) && may_take(p, &t, err);
   const char *staged = ok && !t.direct ? staged_name(&names, name, err) : NULL;
   ok = ok && (t.direct || (staged && staged_is_no_input(p, parent, staged, err)));
+  ok = ok && (t.direct || !renamed || mm_may_rename(parent, name, p->path, err));
   mm_arena_close(&names);
   if (parent >= 0) close(parent);
   return ok;
 }
+
+bool mm_output_check(const mm_output_place *p, mm_err *err) { return check(p, true, err); }
 
 bool mm_output_outside(const char *path, const char *input, mm_err *err) {
   const mm_output_place p = {.path = path, MM_OUTPUT_INPUTS(input)};
@@ -299,7 +303,7 @@ static int open_direct(const mm_output_place *p, int flags, mm_err *err) {
 }
 
 bool mm_output_append(int *fd, const mm_output_place *p, mm_err *err) {
-  *fd = mm_output_check(p, err) ? open_direct(p, O_CREAT, err) : -1;
+  *fd = check(p, false, err) ? open_direct(p, O_CREAT, err) : -1;
   return *fd >= 0;
 }
 
@@ -320,7 +324,7 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   }
   bool ok = open_parent(p, &o->parent, real, &name, err) && may_take(p, &t, err) &&
             (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) && (o->staged = staged_name(&o->arena, name, err)) &&
-            staged_is_no_input(p, o->parent, o->staged, err) && open_staged(o, err);
+            staged_is_no_input(p, o->parent, o->staged, err) && mm_may_rename(o->parent, name, p->path, err) && open_staged(o, err);
   if (ok) return true;
   if (o->fd >= 0) close(o->fd); /* another run's, maybe: it stays */
   o->fd = -1;
