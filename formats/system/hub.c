@@ -48,7 +48,8 @@ static void name_folder(hub_revision *r, const char *path, bool is_folder) {
 /* The revision and folder that the rest of an address names, as the Hub's pages and HfFileSystem write them: "/tree/REV/FOLDER" and its
  * like, "@REV", "?revision=REV". path_follows: one within the repository may follow its name. */
 static hub_revision revision_in(const char *rest, bool path_follows) {
-  static const char *const page[] = {"/tree/", "/blob/", "/resolve/", "/raw/", "/commit/", "/commits/", "@"};
+  static const char *const page[] = {"/tree/",  "/blob/", "/resolve/", "/raw/",    "/commit/", "/commits/",
+                                     "/blame/", "/edit/", "/delete/",  "/upload/", "/new/",    "@"};
   static const char usual[] = "main", query[] = "revision=", pull[] = "refs/",
                     characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%/";
   const char *text = NULL, *within = NULL;
