@@ -206,7 +206,9 @@ int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error 
   mm_either_way(given(c, &err) && mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
                 mm_verify_blocks(&c->shards, threads, &err) && mm_verify_numbers(&c->shards, threads, &err) &&
                 mm_dflash_check(&c->shards.pack, true, &err) && mm_shards_unchanged(&c->shards, &err));
-  return report(out, &err);
+  mm_err changed = {0}; /* what another directory of that name has is no damage of the one that was opened */
+  const bool blamed = err.status == MM_BAD_INPUT || err.status == MM_INTEGRITY;
+  return report(out, blamed && c && !mm_shards_unchanged(&c->shards, &changed) ? &changed : &err);
 }
 
 /* ---- tensors of a rank ---- */

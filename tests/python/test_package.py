@@ -251,6 +251,30 @@ def test_closed_ancestor(folder, tmp_path):
         assert os.waitpid(child, 0)[1] == 0
 
 
+def test_replaced(folder, tmp_path):
+    """A directory that takes the place of the one that was opened has nothing to say of it: changed, not damaged; once it is back, right."""
+    here, other, aside = (str(tmp_path / name) for name in ("here", "other", "aside"))
+    shutil.copytree(convert(folder, "tiny-m2"), here)
+    shutil.copytree(here, other)
+    with open(other + "/config.json", "a", encoding="utf-8") as f:
+        f.write("\n")
+    with minimax_packed.open(here) as c:
+        os.rename(here, aside)
+        for there in (True, False):
+            if there:
+                os.rename(other, here)
+            with pytest.raises(minimax_packed.Error) as e:
+                c.verify()
+            assert (e.value.status, e.value.code) == (5, "E_CHANGED"), e.value
+            if there:
+                os.rename(here, other)
+        os.rename(aside, here)
+        c.verify()
+    with minimax_packed.open(other) as c, pytest.raises(minimax_packed.Error) as e:
+        c.verify()
+    assert (e.value.status, e.value.code) == (6, "E_SIZE"), e.value
+
+
 def test_null(folder):
     """NULL for what the library must have is a usage error, never a crash."""
     c, lib = minimax_packed.open(convert(folder, "tiny-m2", "--tp", "2", "--quant", "nvfp4")), native.lib
