@@ -2,9 +2,10 @@
 #define MINIMAX_BUILD
 #include "loader/minimax.h"
 
-#include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/system/file.h"
@@ -151,15 +152,17 @@ static bool describe(minimax_checkpoint *c, mm_err *err) {
   return c->rank != NULL;
 }
 
-/* The path from the root, which still names the directory when the process has changed into another; as it was given where there is none.
- * NULL on failure. */
+/* The path from the root, which still names the directory when the process has changed into another. As it was given where no such path
+ * leads there: the working directory was removed, is too deep, or lies in one that this user may not search. NULL on failure. */
 static const char *from_root(minimax_checkpoint *c, const char *dir, mm_err *err) {
-  if (dir[0] == '/' || !mm_is_dir(dir)) return dir;
+  struct stat given_dir, found;
+  if (dir[0] == '/' || stat(dir, &given_dir) != 0) return dir;
   char *here = getcwd(NULL, 0);
-  if (!here) return mm_fail_errno(err, mm_at(dir, NULL), "find the working directory of", errno), NULL;
+  if (!here) return dir;
   const char *path = mm_arena_printf(&c->arena, err, "%s/%s", strcmp(here, "/") == 0 ? "" : here, dir);
   free(here);
-  return path;
+  const bool leads = path && strlen(path) + NAME_MAX < PATH_MAX && stat(path, &found) == 0 && mm_same_file(&given_dir, &found);
+  return leads || !path ? path : dir;
 }
 
 /* rank NULL: every one. */
@@ -203,7 +206,9 @@ int minimax_verify(const minimax_checkpoint *c, unsigned threads, minimax_error 
   mm_either_way(given(c, &err) && mm_verify_any_rank(&c->shards.pack, &err) && mm_verify_files(&c->shards.pack, &err) &&
                 mm_verify_blocks(&c->shards, threads, &err) && mm_verify_numbers(&c->shards, threads, &err) &&
                 mm_dflash_check(&c->shards.pack, true, &err) && mm_shards_unchanged(&c->shards, &err));
-  return report(out, &err);
+  mm_err changed = {0}; /* what another directory of that name has is no damage of the one that was opened */
+  const bool blamed = err.status == MM_BAD_INPUT || err.status == MM_INTEGRITY;
+  return report(out, blamed && c && !mm_shards_unchanged(&c->shards, &changed) ? &changed : &err);
 }
 
 /* ---- tensors of a rank ---- */

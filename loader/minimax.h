@@ -45,7 +45,7 @@ typedef struct minimax_checkpoint minimax_checkpoint; /* opaque */
 
 /* The manifest's statements about the whole checkpoint. Strings live until minimax_close. */
 typedef struct minimax_info {
-  const char *dir;          /* its path from the root */
+  const char *dir;          /* its path from the root; as it was given where none leads there */
   const char *tool;         /* what wrote it: "minimax-convert 0.2.0" */
   const char *quant;        /* the recipe it was made with: "block_fp8" */
   const char *architecture; /* "MiniMaxM2ForCausalLM" */
@@ -98,8 +98,8 @@ typedef struct minimax_tensor {
 MINIMAX_API const char *minimax_version(void);
 
 /* Opens every rank whose files are in DIR. Reads the manifest and every part's header and checks all that they say against each other and
- * against the model; reads no weight. A relative DIR is looked up now: the process may change its working directory afterwards. NULL on
- * failure. */
+ * against the model; reads no weight. A relative DIR is looked up now: the process may change its working directory afterwards, unless that
+ * was removed or cannot be reached from the root. NULL on failure. */
 MINIMAX_API minimax_checkpoint *minimax_open(const char *dir, minimax_error *err);
 /* The same of `count` ranks alone; files of others may be absent. */
 MINIMAX_API minimax_checkpoint *minimax_open_ranks(const char *dir, const uint32_t *rank, size_t count, minimax_error *err);

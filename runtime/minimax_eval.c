@@ -55,6 +55,7 @@ static void end_progress(const progress *p) {
 /* A checkpoint at work on one sequence. */
 typedef struct eval {
   const eval_args *a;
+  mm_dir dir; /* until its tokenizer was read */
   mm_shards shards;
   mm_engine *engine;
   mm_calibration *calibration; /* --collect */
@@ -221,20 +222,20 @@ static bool write_calibration(const eval *e, mm_err *err) {
 }
 
 /* The ids of --text or --ids, and how many windows of `window` ids they have. */
-static int32_t *read_windows(const eval *e, uint64_t *windows, mm_err *err) {
+static int32_t *read_windows(eval *e, uint64_t *windows, mm_err *err) {
   const eval_args *a = e->a;
   size_t count = 0;
-  const mm_pack *p = &e->shards.pack;
-  int32_t *id = a->text    ? mm_text_ids(p, a->text, &count, err)
-                : a->chats ? mm_transcripts_ids(p, a->chats, &count, err)
-                           : read_ids(a->ids, p->model.vocab, &count, err);
-  *windows = count ? (count - 1) / a->window : 0;
-  if (a->limit) *windows = mm_min(*windows, a->limit);
-  if (!id || *windows) return id;
-  const char *path = a->text ? a->text : a->ids ? a->ids : a->chats;
-  mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found %zu ids, expected more than a window of %llu", count,
-          (unsigned long long)a->window);
+  int32_t *id = a->text    ? mm_text_ids(&e->shards.pack, a->text, &count, err)
+                : a->chats ? mm_transcripts_ids(&e->shards.pack, a->chats, &count, err)
+                           : read_ids(a->ids, e->shards.pack.model.vocab, &count, err);
+  const bool ok = mm_dir_close(&e->dir, a->dir, id, err); /* weights and tokenizer are of one directory */
+  *windows = mm_min(count ? (count - 1) / a->window : 0, a->limit ? a->limit : UINT64_MAX);
+  if (ok && *windows) return id;
   free(id);
+  const char *path = a->text ? a->text : a->ids ? a->ids : a->chats;
+  if (ok)
+    mm_fail(err, MM_BAD_INPUT, "E_IDS", mm_at(path, NULL), "found %zu ids, expected more than a window of %llu", count,
+            (unsigned long long)a->window);
   return NULL;
 }
 
@@ -515,7 +516,7 @@ static bool settle(eval_args *a, mm_err *err) {
 
 static bool run(void *args, mm_err *err) {
   eval_args *a = args;
-  eval e = {.a = a};
+  eval e = {.a = a, .dir = mm_dir_open(a->dir)};
   const mm_groups_request groups = {a->dp, a->device, 1, a->collect ? "--collect" : NULL};
   char line[MM_GROUPS_LINE];
   bool ok = settle(a, err) && mm_utilization_check(a->share, err) && open_place(a, NULL, err) /* refused before the work */ &&

@@ -77,14 +77,12 @@ typedef struct run {
 
 /* ---- What to stop at ---- */
 
-static bool find_never(run *r, mm_err *err) {
-  uint32_t vocab = r->shards.pack.model.vocab;
-  if (!(r->never = mm_calloc(vocab, sizeof *r->never, err))) return false;
+static bool find_ends(run *r, mm_err *err) {
+  const uint32_t vocab = r->shards.pack.model.vocab;
+  if (!(r->is_end = mm_calloc(vocab, sizeof *r->is_end, err)) || !(r->never = mm_calloc(vocab, sizeof *r->never, err))) return false;
   mm_ends_never(r->tokenizer, vocab, r->never);
-  return true;
+  return r->a->ignore_eos || mm_ends_find(&r->shards.pack, r->tokenizer, r->is_end, err);
 }
-
-static bool find_ends(run *r, mm_err *err) { return r->a->ignore_eos || mm_ends_find(&r->shards.pack, r->tokenizer, r->is_end, err); }
 
 /* ---- Opening ---- */
 
@@ -231,23 +229,25 @@ static bool check_stop(const char *text, mm_err *err) {
   return true;
 }
 
+/* Weights and texts, of one directory also while minimax-convert --force replaces it. */
+static bool read_dir(run *r, mm_err *err) {
+  const mm_groups_request groups = {.word = r->a->dp, .device = r->a->device, .sequences = 1};
+  char line[MM_GROUPS_LINE];
+  mm_dir d = mm_dir_open(r->a->dir);
+  const bool ok = mm_groups_open(&r->shards, r->a->dir, &r->a->dummy, &groups, line, err) && set_sampling(r, err) &&
+                  (!*line || r->a->quiet || fprintf(stderr, "%s\n", line) > 0) && (r->tokenizer = mm_tokenizer_of(&r->shards.pack, err)) &&
+                  open_talk(r, err) && find_ends(r, err);
+  return mm_dir_close(&d, r->a->dir, ok, err);
+}
+
 /* Everything small is checked before the weights are bound. */
 static bool run_open(run *r, mm_err *err) {
   double start = mm_now();
   for (size_t i = 0; i < r->a->stop.count; i++)
     if (!check_stop(r->a->stop.item[i], err)) return false;
-  if (!mm_utilization_check(r->a->share, err)) return false;
-  const mm_groups_request groups = {.word = r->a->dp, .device = r->a->device, .sequences = 1};
-  char line[MM_GROUPS_LINE];
-  if (!(r->log = mm_read_log_open(err)) || !mm_groups_open(&r->shards, r->a->dir, &r->a->dummy, &groups, line, err) ||
-      !set_sampling(r, err))
+  if (!mm_utilization_check(r->a->share, err) || !(r->log = mm_read_log_open(err)) || !read_dir(r, err) || !read_prompt(r, err) ||
+      !set_limit(r, err) || (!r->a->chat && !set_budget(r, err)) || !open_engine(r, err))
     return false;
-  if (*line && !r->a->quiet) fprintf(stderr, "%s\n", line);
-  if (!(r->is_end = mm_calloc(r->shards.pack.model.vocab, sizeof *r->is_end, err))) return false;
-  if (!(r->tokenizer = mm_tokenizer_of(&r->shards.pack, err)) || !open_talk(r, err) || !read_prompt(r, err) || !set_limit(r, err))
-    return false;
-  if (!r->a->chat && !set_budget(r, err)) return false;
-  if (!find_ends(r, err) || !find_never(r, err) || !open_engine(r, err)) return false;
   r->load_s = mm_now() - start;
   return true;
 }

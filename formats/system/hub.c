@@ -27,20 +27,29 @@ typedef struct hub_revision {
   int folder_n;
 } hub_revision;
 
-/* The folder that a path within a repository leads to: all of it, or what is before a file's name, which has a dot. */
+/* The name ends as a file's does (".json"), which that of a folder ("v1.0", "M2.5-FP8") does not. */
+static bool has_extension(const char *name, size_t n) {
+  const char *end = name + n, *dot = memrchr(name, '.', n), *p = dot ? dot + 1 : end;
+  if (p == end || !isalpha((unsigned char)*p)) return false;
+  while (p < end && isalnum((unsigned char)*p)) p++;
+  return p == end;
+}
+
+/* The folder that a path within a repository leads to: all of it, or what is before a file's name. */
 static void name_folder(hub_revision *r, const char *path, bool is_folder) {
   size_t n = strcspn(path, "?#");
-  while (n > 0 && path[n - 1] == '/') n--;
+  for (; n > 0 && path[n - 1] == '/'; n--) is_folder = true;
   const char *last = memrchr(path, '/', n);
   const size_t name = last ? (size_t)(last + 1 - path) : 0;
-  if (!is_folder && memchr(path + name, '.', n - name)) n = last ? (size_t)(last - path) : 0;
+  if (!is_folder && has_extension(path + name, n - name)) n = last ? (size_t)(last - path) : 0;
   if (n > 0) r->folder = path, r->folder_n = (int)mm_min(n, NAME_MAX);
 }
 
 /* The revision and folder that the rest of an address names, as the Hub's pages and HfFileSystem write them: "/tree/REV/FOLDER" and its
  * like, "@REV", "?revision=REV". path_follows: one within the repository may follow its name. */
 static hub_revision revision_in(const char *rest, bool path_follows) {
-  static const char *const page[] = {"/tree/", "/blob/", "/resolve/", "/raw/", "/commit/", "/commits/", "@"};
+  static const char *const page[] = {"/tree/",  "/blob/", "/resolve/", "/raw/",    "/commit/", "/commits/",
+                                     "/blame/", "/edit/", "/delete/",  "/upload/", "/new/",    "@"};
   static const char usual[] = "main", query[] = "revision=", pull[] = "refs/",
                     characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%/";
   const char *text = NULL, *within = NULL;

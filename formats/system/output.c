@@ -29,16 +29,18 @@ static bool is_own_stream(const struct stat *st) {
 
 /* True if the file, of `size` bytes, is empty or has one of the marks. */
 static bool holds_mark(int fd, uint64_t size, const mm_output_mark *mark, size_t marks) {
-  char first[MARK_WINDOW], last[MARK_WINDOW];
-  const ssize_t n = pread(fd, first, sizeof first, 0),
-                m = pread(fd, last, sizeof last, size > MARK_WINDOW ? (off_t)(size - MARK_WINDOW) : 0);
-  for (size_t i = 0; n > 0 && m > 0 && i < marks; i++) {
+  char *first = malloc(2 * MARK_WINDOW), *last = first ? first + MARK_WINDOW : NULL; /* too much for a small stack */
+  const ssize_t n = first ? pread(fd, first, MARK_WINDOW, 0) : -1,
+                m = first ? pread(fd, last, MARK_WINDOW, size > MARK_WINDOW ? (off_t)(size - MARK_WINDOW) : 0) : -1;
+  bool found = size == 0;
+  for (size_t i = 0; n > 0 && m > 0 && i < marks && !found; i++) {
     const mm_output_mark *x = &mark[i];
     const size_t head = strlen(x->head), text = x->text ? strlen(x->text) : 0;
     if ((size_t)n < x->at + head || memcmp(first + x->at, x->head, head) != 0) continue;
-    if (!text || memmem(first, (size_t)n, x->text, text) || memmem(last, (size_t)m, x->text, text)) return true;
+    found = !text || memmem(first, (size_t)n, x->text, text) || memmem(last, (size_t)m, x->text, text);
   }
-  return size == 0;
+  free(first);
+  return found;
 }
 
 /* ---- the inputs ---- */
@@ -184,7 +186,8 @@ static char *staged_name(mm_arena *a, const char *name, mm_err *err) {
   return mm_arena_printf(a, err, ".%s.partial-%s", name, program_invocation_short_name);
 }
 
-bool mm_output_check(const mm_output_place *p, mm_err *err) {
+/* renamed: the file appears at once, when it is complete. */
+static bool check(const mm_output_place *p, bool renamed, mm_err *err) {
   char real[PATH_MAX];
   const char *name = "";
   target t;
@@ -194,10 +197,13 @@ bool mm_output_check(const mm_output_place *p, mm_err *err) {
   bool ok = (t.direct || open_parent(p, &parent, real, &name, err)) && may_take(p, &t, err);
   const char *staged = ok && !t.direct ? staged_name(&names, name, err) : NULL;
   ok = ok && (t.direct || (staged && staged_is_no_input(p, parent, staged, err)));
+  ok = ok && (t.direct || !renamed || mm_may_rename(parent, name, p->path, err));
   mm_arena_close(&names);
   if (parent >= 0) close(parent);
   return ok;
 }
+
+bool mm_output_check(const mm_output_place *p, mm_err *err) { return check(p, true, err); }
 
 bool mm_output_outside(const char *path, const char *input, mm_err *err) {
   const mm_output_place p = {.path = path, MM_OUTPUT_INPUTS(input)};
@@ -297,7 +303,7 @@ static int open_direct(const mm_output_place *p, int flags, mm_err *err) {
 }
 
 bool mm_output_append(int *fd, const mm_output_place *p, mm_err *err) {
-  *fd = mm_output_check(p, err) ? open_direct(p, O_CREAT, err) : -1;
+  *fd = check(p, false, err) ? open_direct(p, O_CREAT, err) : -1;
   return *fd >= 0;
 }
 
@@ -318,7 +324,7 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   }
   bool ok = open_parent(p, &o->parent, real, &name, err) && may_take(p, &t, err) &&
             (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) && (o->staged = staged_name(&o->arena, name, err)) &&
-            staged_is_no_input(p, o->parent, o->staged, err) && open_staged(o, err);
+            staged_is_no_input(p, o->parent, o->staged, err) && mm_may_rename(o->parent, name, p->path, err) && open_staged(o, err);
   if (ok) return true;
   if (o->fd >= 0) close(o->fd); /* another run's, maybe: it stays */
   o->fd = -1;

@@ -136,11 +136,12 @@ int mm_lies_in(int parent, const char *dir) {
 bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
   struct stat target;
   int found = 0;
-  if (faccessat(AT_FDCWD, source, R_OK, AT_EACCESS) != 0) return mm_fail_errno(err, mm_at(source, NULL), "list", errno);
-  if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0) { /* what exists may hold the source */
-    int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    found = fd < 0 ? -1 : holds(&target, fd);
-  }
+  const int fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* faccessat may answer wrongly: ACLs, filters of system calls */
+  if (fd < 0) return mm_fail_errno(err, mm_at(source, NULL), "list", errno);
+  if (fstatat(s->parent, s->new_name, &target, AT_SYMLINK_NOFOLLOW) == 0)
+    found = holds(&target, fd); /* what exists may hold the source */
+  else
+    close(fd);
   if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source, expected one elsewhere");
   if (found == 0) found = mm_in_checkpoint(s->parent);
@@ -208,31 +209,36 @@ static bool owns_all(void) {
   return syscall(SYS_capget, &head, data) != 0 || (data[CAP_TO_INDEX(CAP_FOWNER)].effective & CAP_TO_MASK(CAP_FOWNER));
 }
 
-/* True if chattr +i or +a keeps the directory, or what lies in it, from being renamed. */
-static bool is_fixed(int at, const char *name) {
+/* The attributes of STATX_ATTR_IMMUTABLE and its like; none where the file system has none. */
+static uint64_t attributes_of(int at, const char *name) {
   struct statx x;
-  return statx(at, name, AT_SYMLINK_NOFOLLOW, 0, &x) == 0 && (x.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND));
+  return statx(at, name, AT_SYMLINK_NOFOLLOW, 0, &x) == 0 ? x.stx_attributes : 0;
 }
 
-/* A folder with the sticky bit, as /tmp is, lets a user replace only directories of that user's. */
-static bool may_replace(const mm_staging *s, mm_err *err) {
+bool mm_may_rename(int parent, const char *name, const char *path, mm_err *err) {
+  const uint64_t fixed = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND;
   struct stat up, old;
   const uid_t self = geteuid();
-  if (is_fixed(s->parent, "."))
-    return refuse(s, err, "found the folder that it is to lie in immutable or append-only (lsattr -d), where nothing can be renamed");
-  if (s->found != MM_TARGET_ABSENT && is_fixed(s->parent, s->new_name))
-    return refuse(s, err, "found an immutable or append-only directory (lsattr -d), which cannot be replaced");
-  if (s->found == MM_TARGET_ABSENT || fstat(s->parent, &up) != 0 || !(up.st_mode & S_ISVTX) || up.st_uid == self) return true;
-  if (fstatat(s->parent, s->new_name, &old, AT_SYMLINK_NOFOLLOW) != 0 || old.st_uid == self || owns_all()) return true;
-  return mm_fail(
-      err, MM_USAGE, "E_OUTPUT", mm_at(s->target, NULL),
-      "found a directory of another user (uid %u) in a folder with the sticky bit, where you (uid %u) cannot replace it; expected "
-      "your own or a new name",
-      (unsigned)old.st_uid, (unsigned)self);
+  if (attributes_of(parent, ".") & fixed)
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL),
+                   "found the folder that it is to lie in immutable or append-only (lsattr -d), where nothing can be renamed");
+  if (!name || fstatat(parent, name, &old, AT_SYMLINK_NOFOLLOW) != 0) return true;
+  const char *kind = S_ISDIR(old.st_mode) ? "directory" : "file";
+  const uint64_t of_old = attributes_of(parent, name);
+  if (of_old & fixed)
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL),
+                   "found an immutable or append-only %s (lsattr -d), which cannot be replaced", kind);
+  if (of_old & STATX_ATTR_MOUNT_ROOT)
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "found a mounted %s, which cannot be replaced", kind);
+  if (fstat(parent, &up) != 0 || !(up.st_mode & S_ISVTX) || up.st_uid == self || old.st_uid == self || owns_all()) return true;
+  return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL),
+                 "found a %s of another user (uid %u) in a folder with the sticky bit, where you (uid %u) cannot replace it; expected "
+                 "your own or a new name",
+                 kind, (unsigned)old.st_uid, (unsigned)self);
 }
 
 bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
-  if (!may_replace(s, err)) return false;
+  if (!mm_may_rename(s->parent, s->found == MM_TARGET_ABSENT ? NULL : s->new_name, s->target, err)) return false;
   s->made = mkdirat(s->parent, s->name, 0700) == 0;
   if (!s->made && errno != EEXIST) return mm_fail_errno(err, mm_at(s->path, NULL), "create", errno);
   int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

@@ -59,6 +59,9 @@ int mm_lies_in(int parent, const char *dir);
 int mm_in_checkpoint(int parent);
 /* True if the open directory itself holds Hugging Face's files of a model: config.json, and an index or model.safetensors. */
 bool mm_holds_weights(int dir);
+/* MM_USAGE E_OUTPUT where an attribute (chattr), a mount or the sticky bit of the open folder keeps this user from giving `name` there to
+ * another file or directory. name: NULL or absent for a new one; path: what the user called it. */
+MM_MUST_USE bool mm_may_rename(int parent, const char *name, const char *path, mm_err *err);
 /* Finishes or takes back a replacement that a run died in. MM_LOCKED while it is at work. */
 MM_MUST_USE bool mm_staging_recover(mm_staging *s, mm_err *err);
 /* Looks at the target: s->found, and what it holds. MM_USAGE E_OUTPUT for what is no directory, and for a mount point. */

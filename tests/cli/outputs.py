@@ -7,6 +7,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import tempfile
 
 import convert_files as cf
 from convert_files import Scratch, tree, write_st
@@ -310,6 +311,46 @@ def fifo(root):
                 assert not os.path.exists(f"{root}/fifo{read}")
 
 
+def kept_in_place(root):
+    """What the sticky bit, chattr or a mount keeps from being replaced is refused before work, and nothing is left; events append to it."""
+    folder = tempfile.mkdtemp(dir="/tmp", prefix="mm-kept-")
+    other = ["setpriv", "--reuid=1002", "--regid=1002", "--clear-groups"]
+    try:
+        for name in ("out", "ids.json"):
+            (shutil.copytree if name == "out" else shutil.copy)(f"{root}/{name}", f"{folder}/{name}")
+        os.mkdir(folder + "/t")
+        os.chmod(folder, 0o755)
+        os.chmod(folder + "/t", 0o1777)
+        target = folder + "/t/c"
+        made = [EVAL, folder + "/out", "--ids", folder + "/ids.json", "--window", "8", "--force", "--collect", target]
+        cf.ok(*other, *made)
+        cf.ok(*other, *made)
+        os.chown(target, 1001, 1001)
+        cf.ok(*made)
+        os.chown(target, 1001, 1001)
+
+        def refused(command, words):
+            done = cf.run(*command)
+            assert done.returncode == 2 and b"E_OUTPUT: " in done.stderr and words in done.stderr and not done.stdout, done
+            assert os.listdir(folder + "/t") == ["c"], os.listdir(folder + "/t")
+
+        refused([*other, *made], b"a file of another user (uid 1001) in a folder with the sticky bit")
+        mounted = cf.run("unshare", "-m", "sh", "-c", 'mount --bind "$1" "$1" && shift && exec "$@"', "sh", target, *made)
+        assert mounted.returncode in (1, 32) or (mounted.returncode == 2 and b"found a mounted file" in mounted.stderr), mounted
+        if cf.run("chattr", "+a", target).returncode == 0:
+            refused(made, b"append-only file")
+            assert events(root, target).returncode == 2  # no file of events
+            cf.ok("chattr", "-a", target)
+            cf.ok("chattr", "+a", folder + "/t")
+            refused([*made[:-1], folder + "/t/new"], b"append-only (lsattr -d), where nothing can be renamed")
+            for _ in range(2):
+                done = events(root, folder + "/t/events")
+                assert done.returncode == 0, done
+    finally:
+        cf.run("chattr", "-R", "-a", folder)
+        shutil.rmtree(folder)
+
+
 def rule():
     with Scratch() as root:
         prepare(root)
@@ -317,6 +358,8 @@ def rule():
         strangers(root)
         replaced(root)
         fifo(root)
+        if os.geteuid() == 0:
+            kept_in_place(root)
 
 
 def whole():

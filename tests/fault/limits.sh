@@ -70,4 +70,10 @@ if [ "${SAN:-0}" = 0 ]; then
   names --data=20480000 8 "E_[A-Z]*: .*; the limit is .*20000 KiB of data (ulimit -d)" "$BUILD/bin/minimax-run" "$out/one" -p hi -n 1
   names --as=40960000 8 "E_THREADS: start a thread for rank [01]: .*; the limit is .*40000 KiB of address space (ulimit -v)" "$BUILD/bin/minimax-run" "$out/one" -p hi -n 1
 fi
-echo "limits: $cases cases right ($disk, address space 20 to 400 MiB, 4 to 40 descriptors)"
+# A small stack: the mark of a file to be replaced is looked for in much of it.
+openssl ecparam -genkey -name prime256v1 -noout -out "$out/key.pem"
+for run in first again; do
+  [ "${SAN:-0}" = 0 ] || break
+  (ulimit -s 128 && "$BUILD/bin/minimax-archive" sign "$out/one" --key "$out/key.pem" -q) || { echo "a stack of 128 KiB: $run: status $?"; exit 1; }
+done
+echo "limits: $cases cases right ($disk, address space 20 to 400 MiB, 4 to 40 descriptors, a small stack)"

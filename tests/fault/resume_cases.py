@@ -413,6 +413,13 @@ def not_renamed():
         assert sorted(os.listdir(root)) == ["away", "out", "src"], os.listdir(root)
 
 
+def access_unknown():
+    """A source that opens is read, whatever access says: it may be wrong about lists of access, and a container may forbid it."""
+    with Scratch() as root:
+        small().save(root + "/src")
+        cf.ok("strace", "-f", "-qq", "-o", "/dev/null", "-P", root + "/src", "-e", "inject=faccessat,faccessat2:error=EACCES", CONVERT, "-q", root + "/src", "-o", root + "/out")
+
+
 OVERLAY = """
 set -eu
 cd "$1"
@@ -501,4 +508,4 @@ def fixed():
 
 if __name__ == "__main__":
     cf.main([ranks_changed, part_size_changed, says_both, records_renumbered, nonfinite_changed, source_altered, finished_of_another, says_what_differs, finished_says_what_differs, part_beside_stale,
-             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed, overlay, sticky, fixed])
+             refusal_killed, names_like_journals, damaged, recipes, padding_damaged, old_stays, not_renamed, access_unknown, overlay, sticky, fixed])

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import weakref
 
 import ml_dtypes
@@ -225,6 +226,53 @@ def test_working_directory(folder, tmp_path, monkeypatch):
             monkeypatch.chdir(other)
             c.verify()
             c.unshard(c.sources[0])
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with minimax_packed.open("../here/rel") as c:  # no path from the root leads there
+        assert c.info.dir == "../here/rel"
+        c.verify()
+
+
+def test_closed_ancestor(folder, tmp_path):
+    """A relative path opens too where the process may not search a directory above the working one."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    shutil.copytree(convert(folder, "tiny-m2"), tmp_path / "rel")
+    with tempfile.TemporaryDirectory(dir="/tmp") as closed:
+        os.mkdir(closed + "/in")
+        shutil.copytree(tmp_path / "rel", closed + "/in/rel")
+        os.chmod(closed + "/in", 0o755)
+        child = os.fork()
+        if child == 0:
+            os.chdir(closed + "/in")
+            os.setuid(65534)
+            os._exit(0 if native.lib.minimax_open(b"rel", native.ErrorStruct()) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_replaced(folder, tmp_path):
+    """A directory that takes the place of the one that was opened has nothing to say of it: changed, not damaged; once it is back, right."""
+    here, other, aside = (str(tmp_path / name) for name in ("here", "other", "aside"))
+    shutil.copytree(convert(folder, "tiny-m2"), here)
+    shutil.copytree(here, other)
+    with open(other + "/config.json", "a", encoding="utf-8") as f:
+        f.write("\n")
+    with minimax_packed.open(here) as c:
+        os.rename(here, aside)
+        for there in (True, False):
+            if there:
+                os.rename(other, here)
+            with pytest.raises(minimax_packed.Error) as e:
+                c.verify()
+            assert (e.value.status, e.value.code) == (5, "E_CHANGED"), e.value
+            if there:
+                os.rename(here, other)
+        os.rename(aside, here)
+        c.verify()
+    with minimax_packed.open(other) as c, pytest.raises(minimax_packed.Error) as e:
+        c.verify()
+    assert (e.value.status, e.value.code) == (6, "E_SIZE"), e.value
 
 
 def test_null(folder):
