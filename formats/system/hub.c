@@ -48,14 +48,18 @@ static void name_folder(hub_revision *r, const char *path, bool is_folder) {
 /* The revision and folder that the rest of an address names, as the Hub's pages and HfFileSystem write them: "/tree/REV/FOLDER" and its
  * like, "@REV", "?revision=REV". path_follows: one within the repository may follow its name. */
 static hub_revision revision_in(const char *rest, bool path_follows) {
-  static const char *const page[] = {"/tree/",  "/blob/", "/resolve/", "/raw/",    "/commit/", "/commits/",
-                                     "/blame/", "/edit/", "/delete/",  "/upload/", "/new/",    "@"};
-  static const char usual[] = "main", query[] = "revision=", pull[] = "refs/",
+  static const char *const page[] = {"/tree/", "/blob/", "/resolve/", "/raw/", "/commit/", "/commits/", "@"};
+  static const char other[] = "/discussions/", usual[] = "main", query[] = "revision=", pull[] = "refs/",
                     characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%/";
   const char *text = NULL, *within = NULL;
   hub_revision out = {0};
   for (size_t i = 0; !text && i < sizeof page / sizeof *page; i++)
     if (strncmp(rest, page[i], strlen(page[i])) == 0) text = within = rest + strlen(page[i]);
+  /* Pages to edit, upload and compare, too. */
+  if (!text && !path_follows && *rest == '/' && strncmp(rest, other, sizeof other - 1) != 0) {
+    const char *const end = rest + 1 + strcspn(rest + 1, "/?#");
+    if (*end == '/') text = within = end + 1;
+  }
   if (within) within += strcspn(within, "/?#");
   if (!within && path_follows && *rest == '/') name_folder(&out, rest + 1, false);
   if (within && *within == '/') name_folder(&out, within + 1, strncmp(rest, page[0], strlen(page[0])) == 0);

@@ -105,12 +105,15 @@ def hub_names(source):
     for rest in ("/tree/v2.1", "/blob/v2.1/config.json", "/resolve/v2.1/config.json?download=true", "/raw/v2.1/config.json", "/commit/v2.1", "/commits/v2.1",
                  "/blame/v2.1/config.json", "/edit/v2.1/config.json", "/delete/v2.1/config.json", "/upload/v2.1", "/new/v2.1",
                  "@v2.1", "@v2.1/config.json", "?revision=v2.1", "/resolve/config.json?download=true&revision=v2.1#top"):
-        line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
+        line = refused(3, "no such directory", "minimax-convert", f"https://huggingface.co/{org}{rest}", "--dry-run", env=env)
         assert "hf download MiniMaxAI/MiniMax-M2 --revision v2.1, " in line, line
+    for rest in ("/tree/v2.1", "/resolve/v2.1/config.json", "@v2.1/config.json"):
+        assert "--revision v2.1, " in refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env), rest
     # Nor is a folder of main read as its root.
-    for rest in ("/tree/main/fp8", "/tree/main/fp8/", "/blob/main/fp8/config.json", "/resolve/main/fp8/config.json?download=true", "@main/fp8", "@main/fp8/config.json", "/fp8",
+    for rest in ("/tree/main/fp8", "/tree/main/fp8/", "/blob/main/fp8/config.json", "/resolve/main/fp8/config.json?download=true", "@main/fp8", "@main/fp8/config.json", "hf:/fp8",
                  "/blame/main/fp8/config.json"):
-        line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
+        word = f"hf://{org}{rest[3:]}" if rest.startswith("hf:") else f"https://huggingface.co/{org}{rest}"
+        line = refused(3, "no such directory", "minimax-convert", word, "--dry-run", env=env)
         assert "the folder \"fp8\" of a repository" in line and "hf download MiniMaxAI/MiniMax-M2, " in line, line
     for rest, folder in (("/v1.0", "v1.0"), ("@main/M2.5-FP8", "M2.5-FP8"), ("/v1.beta/", "v1.beta"), ("/v1.0/config.json", "v1.0"), ("@main/a/v1.0?x=1.json", "a/v1.0")):
         line = refused(3, "no such directory", "minimax-convert", f"hf://{org}{rest}", "--dry-run", env=env)
