@@ -42,8 +42,7 @@ bool mm_schema_forget_none(mm_schema_compiler *p) {
   if (!p->none) return false;
   *p->err = (mm_err){0};
   p->none = false;
-  p->partial |= p->narrowed || p->beyond;
-  p->beyond = NULL;
+  p->partial |= p->narrowed;
   return true;
 }
 
@@ -532,6 +531,7 @@ static bool compile_new(mm_schema_compiler *p, const mm_value *schema, const mm_
   if (++p->compiled > MM_SCHEMAS_TRIED) return mm_schema_too_many(p, "schemas in one", p->compiled, MM_SCHEMAS_TRIED);
   if (p->depth == MM_SCHEMA_DEPTH) return mm_schema_too_many(p, "schemas within each other", MM_SCHEMA_DEPTH + 1, MM_SCHEMA_DEPTH);
   const bool narrowed = p->narrowed, partial = p->partial;
+  const char *beyond = p->beyond;
   p->narrowed = p->partial = false;
   p->depth++;
   const bool ok = known_keywords(p, schema) && compile_keywords(p, schema, s);
@@ -539,6 +539,7 @@ static bool compile_new(mm_schema_compiler *p, const mm_value *schema, const mm_
   p->done[place].partial = p->partial || p->narrowed;
   p->partial = partial;
   p->narrowed = narrowed | (!ok && p->narrowed);
+  if (ok) p->beyond = beyond;
   p->done[place].open = false;
   p->done[place].none = !ok;
   p->done[place].narrowed = !ok && p->narrowed;

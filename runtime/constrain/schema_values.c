@@ -293,8 +293,7 @@ static bool no_number(mm_schema_compiler *p, const mm_value *schema, const mm_de
   const bool closed = (b->least || b->above) && (b->most || b->below);
   if (!closed && !beyond) beyond = "multipleOf";
   if (!whole && !beyond && !mm_value_get(schema, "multipleOf")) beyond = lower[0] ? lower[0]->key : lower[1]->key; /* of more digits */
-  p->narrowed |= any && beyond;
-  p->beyond = any ? beyond : NULL;
+  if (any && beyond) p->narrowed = true, p->beyond = beyond;
   return mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
 }
 

@@ -232,6 +232,13 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'pattern': '\\\\c1'}", "an escape that is not complete"},
       /* Numbers that are not served fit: they are no contradiction, and a value may fit the alternative. */
       {"{'type': 'integer', 'minimum': 9223372036854775808}", "\"minimum\" is not served where no value is left"},
+      {"{'type': ['integer', 'null'], 'allOf': [{'type': ['integer', 'string']}], 'minimum': 9223372036854775808}",
+       "\"minimum\" is not served where no value is left"},
+      {"{'anyOf': [{'type': 'string', 'pattern': '^\\\\x01$'}, {'type': 'string', 'maxLength': 0, 'minLength': 1}]}",
+       "\"pattern\" is not served where no value is left"},
+      {"{'properties': {'a': {'type': ['integer', 'null'], 'minimum': 1e20}, 'b': {'not': {'enum': [1, 2]}, 'type': 'integer'}}, "
+       "'required': ['a', 'b']}",
+       "\"not\" is not served where no value is left"},
       {"{'type': 'integer', 'exclusiveMaximum': -9223372036854775808}", "\"exclusiveMaximum\" is not served where no value is left"},
       {"{'type': 'number', 'maximum': 1e15, 'exclusiveMinimum': 1, 'multipleOf': 1e15}",
        "\"maximum\" is not served where no value is left"},
