@@ -221,7 +221,7 @@ static bool values_differ(mm_schema_compiler *p, const mm_form *const *all, size
     const mm_form *s = beginnings(all[i]) & 1u << first ? literals_of(all[i], first) : NULL;
     for (uint32_t k = 0; s && k < s->count; k++) {
       const mm_value *value = mm_body_parse(p->arena, s->literal[k].p, s->literal[k].n, p->err);
-      if (!value) return false;
+      if (!value || (value->n > 64 && !mm_schema_spend(p, value->n / 8))) return false; /* they are compared with several */
       v[n++] = (owned){value, i};
     }
   }

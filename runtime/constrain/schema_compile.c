@@ -366,7 +366,10 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
   bool known = true, beyond = false;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
     bool fits = false;
-    if (!is_listed(p, rest, v)) continue;
+    if (!is_listed(p, rest, v)) {
+      if (p->err->status != MM_OK) return false;
+      continue;
+    }
     beyond |= is_beyond(v, mm_value_get(rest, "pattern"));
     const int number = v->type == MM_VALUE_NUMBER && is_of(v, firsts) ? mm_schema_number_fits(rest, v) : 0;
     fits = number > 0;
