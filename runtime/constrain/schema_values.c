@@ -363,6 +363,8 @@ int mm_schema_number_fits(const mm_value *schema, const mm_value *number) {
   int64_t whole;
   if (!mm_decimal_read(number->text, number->n, &n) || !mm_decimal_read(multiple->text, multiple->n, &step) || !step.digits) return -1;
   const double x = mm_value_real(number);
-  const bool exact_double = !(n.digits >> 53) && x <= 0x1p53 && x >= -0x1p53;
-  return exact_double || mm_value_int(number, &whole) ? is_multiple(&n, &step) : -1;
+  bool known = !(n.digits >> 53) && x <= 0x1p53 && x >= -0x1p53; /* a double, and a whole number that is written as one, is what it says */
+  if (!known && mm_value_int(number, &whole))
+    known = !memchr(number->text, '.', number->n) && !memchr(number->text, 'e', number->n) && !memchr(number->text, 'E', number->n);
+  return known ? is_multiple(&n, &step) : -1;
 }

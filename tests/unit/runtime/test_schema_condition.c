@@ -219,6 +219,8 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'const': 1000000000000000, 'oneOf': [{}, {'not': {'const': 1}}]}", "no alternative is left"},
       {"{'const': 0.1234567, 'oneOf': [{}, {'not': {'const': 0.5}}]}", "no alternative is left"},
       {"{'const': 0.10000000000000001, 'maximum': 0.1}", "\"const\" is not served of such values"},
+      {"{'const': 9007199254740993e0, 'multipleOf': 3}", "\"const\" is not served of such values"},
+      {"{'const': 9007199254740993.0, 'multipleOf': 3}", "\"const\" is not served of such values"},
       {"{'const': 1e400, 'multipleOf': 3}", "\"const\" is not served of such values"},
       {"{'const': 100.0, 'oneOf': [{}, {'multipleOf': 2}]}", "\"oneOf\" is not served"},
       {"{'not': {'not': 5}}", "found something else than an object"},
