@@ -221,7 +221,7 @@ static bool values_differ(mm_schema_compiler *p, const mm_form *const *all, size
     const mm_form *s = beginnings(all[i]) & 1u << first ? literals_of(all[i], first) : NULL;
     for (uint32_t k = 0; s && k < s->count; k++) {
       const mm_value *value = mm_body_parse(p->arena, s->literal[k].p, s->literal[k].n, p->err);
-      if (!value) return false;
+      if (!value || (value->n > 64 && !mm_schema_spend(p, value->n / 8))) return false; /* they are compared with several */
       v[n++] = (owned){value, i};
     }
   }
@@ -234,7 +234,8 @@ bool mm_schema_forms_differ(mm_schema_compiler *p, const mm_form *x, const mm_fo
   *differ = false;
   if (!x || !y || mm_schema_is_open(p, x) || mm_schema_is_open(p, y)) return true;
   for (size_t i = 0; i < p->count; i++)
-    if ((p->done[i].form == x || p->done[i].form == y) && !names_types(p, p->done[i].schema)) return p->err->status == MM_OK;
+    if ((p->done[i].form == x || p->done[i].form == y) && (p->done[i].partial || !names_types(p, p->done[i].schema)))
+      return p->err->status == MM_OK;
   const unsigned common = beginnings(x) & beginnings(y);
   for (int first = 0; first < MM_FIRSTS; first++) {
     if (!(common & 1u << first)) continue;
@@ -289,7 +290,7 @@ static bool one_alone_fits(mm_schema_compiler *p, const mm_value *const *list, c
   unsigned seen = 0, twice = 0;
   if (count == 1) return true;
   for (size_t i = 0; i < count; i++) {
-    if (p->beyond_any) return mm_schema_unserved(p, "oneOf", " with an alternative whose values are not all known");
+    if (p->partial) return mm_schema_unserved(p, "oneOf", " with an alternative whose values are not all known");
     if (!names_types(p, list[i]))
       return p->err->status == MM_OK && mm_schema_unserved(p, "oneOf", " with an alternative that names no type");
     const unsigned now = beginnings(all[i]);
@@ -326,6 +327,7 @@ bool mm_schema_any_of(mm_schema_compiler *p, const mm_value **list, size_t count
     }
     if (all[n]->kind == MM_FORM_CHOICE && mm_schema_is_open(p, all[n]))
       return mm_schema_unserved(p, "$ref", " from an alternative to what holds it");
+    p->partial |= mm_schema_is_partial(p, all[n]);
     n++;
   }
   if (!n) return mm_schema_none(p, "anyOf, oneOf, if: no alternative is left");

@@ -42,8 +42,7 @@ bool mm_schema_forget_none(mm_schema_compiler *p) {
   if (!p->none) return false;
   *p->err = (mm_err){0};
   p->none = false;
-  p->beyond_any |= p->beyond != NULL;
-  p->beyond = NULL;
+  p->partial |= p->narrowed;
   return true;
 }
 
@@ -68,6 +67,12 @@ bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *
 bool mm_schema_is_open(const mm_schema_compiler *p, const mm_form *s) {
   for (size_t i = 0; i < p->count; i++)
     if (p->done[i].form == s) return p->done[i].open;
+  return false;
+}
+
+bool mm_schema_is_partial(const mm_schema_compiler *p, const mm_form *s) {
+  for (size_t i = 0; i < p->count; i++)
+    if (p->done[i].form == s) return p->done[i].partial;
   return false;
 }
 
@@ -292,15 +297,12 @@ static bool compile_enum(mm_schema_compiler *p, const mm_value *list, const mm_v
   return mm_schema_none(p, "enum: found no value of the type");
 }
 
-/* Sets *out: the form lets the value, no list or object, through. */
+/* Sets *out: the form lets the value, no list, object or number, through. */
 static bool lets_through(mm_schema_compiler *p, const mm_form *form, const mm_value *v, bool *out) {
   mm_grammar g = {0};
   mm_text t = {0};
-  const double x = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : 0;
   if (v->type == MM_VALUE_STRING)
     mm_text_quote(&t, v->text, v->n);
-  else if (v->type == MM_VALUE_NUMBER && x == floor(x) && fabs(x) < 1e15) /* 1.0 and 1e2 are whole numbers too */
-    mm_text_printf(&t, "%.0f", x + 0);                                    /* no -0 */
   else
     mm_text_add(&t, v->raw, v->raw_n);
   if (t.failed) return mm_fail_memory(p->err, v->n);
@@ -360,13 +362,20 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
     if (!is_values(m) && !mm_schema_put(p, &typed, m, NULL)) return false;
   if (!mm_value_get(rest, "type") && !mm_schema_put(p, &typed, types.value, "type")) return false;
   if (!mm_schema_compile_value(p, typed.value, &form)) return false;
+  const unsigned firsts = firsts_of(p, mm_value_get(rest, "type"));
   bool known = true, beyond = false;
   for (const mm_value *v = first; v; v = list ? v->next : NULL) {
     bool fits = false;
-    if (!is_listed(p, rest, v)) continue;
+    if (!is_listed(p, rest, v)) {
+      if (p->err->status != MM_OK) return false;
+      continue;
+    }
     beyond |= is_beyond(v, mm_value_get(rest, "pattern"));
-    if (!lets_through(p, form, v, &fits) || (fits && !mm_schema_put(p, &some, v, ""))) return false;
-    known &= fits || v->type != MM_VALUE_NUMBER || (v->raw_n <= 16 && !memchr(v->raw, 'e', v->raw_n) && !memchr(v->raw, 'E', v->raw_n));
+    const int number = v->type == MM_VALUE_NUMBER && is_of(v, firsts) ? mm_schema_number_fits(rest, v) : 0;
+    fits = number > 0;
+    if (v->type != MM_VALUE_NUMBER && !lets_through(p, form, v, &fits)) return false;
+    if (fits && !mm_schema_put(p, &some, v, "")) return false;
+    known &= number >= 0;
   }
   if (!some.value->count && !known) return mm_schema_unserved(p, values->key, " of such values next to other keywords");
   if (!some.value->count && beyond) p->narrowed = true, p->beyond = values->key;
@@ -524,12 +533,16 @@ static bool compile_new(mm_schema_compiler *p, const mm_value *schema, const mm_
   if (p->count > MM_SCHEMAS_MAX) return mm_schema_too_many(p, "schemas in one", p->count, MM_SCHEMAS_MAX);
   if (++p->compiled > MM_SCHEMAS_TRIED) return mm_schema_too_many(p, "schemas in one", p->compiled, MM_SCHEMAS_TRIED);
   if (p->depth == MM_SCHEMA_DEPTH) return mm_schema_too_many(p, "schemas within each other", MM_SCHEMA_DEPTH + 1, MM_SCHEMA_DEPTH);
-  const bool narrowed = p->narrowed;
-  p->narrowed = false;
+  const bool narrowed = p->narrowed, partial = p->partial;
+  const char *beyond = p->beyond;
+  p->narrowed = p->partial = false;
   p->depth++;
   const bool ok = known_keywords(p, schema) && compile_keywords(p, schema, s);
   p->depth--;
+  p->done[place].partial = p->partial || p->narrowed;
+  p->partial = partial;
   p->narrowed = narrowed | (!ok && p->narrowed);
+  if (ok) p->beyond = beyond;
   p->done[place].open = false;
   p->done[place].none = !ok;
   p->done[place].narrowed = !ok && p->narrowed;

@@ -18,6 +18,7 @@ typedef struct mm_schema_compiled {
   bool open;     /* what it holds is being compiled */
   bool none;     /* no value fits */
   bool narrowed; /* unless it is one that was left out */
+  bool partial;  /* the form may lack values that fit: all that begin alike, or single ones */
 } mm_schema_compiled;
 
 /* A schema of $ref or allOf, and the one that says the same without them. */
@@ -78,7 +79,7 @@ typedef struct mm_schema_compiler {
   bool narrowed;      /* some values are left out, of a negation, of numbers or of texts */
   const char *beyond; /* the keyword whose numbers or texts are */
   bool escapes;       /* a pattern of these texts has escapes by which texts are left out */
-  bool beyond_any;    /* this was so of a part of the document that was left out */
+  bool partial;       /* the form at hand may lack values that fit, because of its alternatives */
   mm_automaton_budget *budget;
   const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
   mm_err *err;
@@ -101,6 +102,8 @@ bool mm_schema_unserved(mm_schema_compiler *p, const char *keyword, const char *
 bool mm_schema_too_many(mm_schema_compiler *p, const char *what, size_t found, size_t most);
 bool mm_schema_count(mm_schema_compiler *p, const mm_value *schema, const char *key, uint32_t *out);
 bool mm_schema_is_open(const mm_schema_compiler *p, const mm_form *s);
+/* The form may lack values that fit its schema, as mm_schema_compiled.partial says. */
+bool mm_schema_is_partial(const mm_schema_compiler *p, const mm_form *s);
 /* An annotation does not restrict the values. */
 bool mm_schema_is_annotation(const mm_value *member);
 /* True if only annotations and the keywords of `with` stand next to the deciding keyword, so that no keyword is ignored. */
@@ -228,6 +231,8 @@ bool mm_schema_follows_format(const mm_value *format);
 bool mm_schema_has_escapes(const char *pattern, size_t n);
 bool mm_schema_string(mm_schema_compiler *p, const mm_value *schema, mm_form *out);
 bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole, mm_form *out);
+/* The number is within the bounds of the schema and a multiple of what it says: 1, or 0; -1: that depends on how numbers are read. */
+int mm_schema_number_fits(const mm_value *schema, const mm_value *number);
 typedef struct mm_schema_format {
   const char *name, *pattern;
 } mm_schema_format;

@@ -93,7 +93,9 @@ int mm_schema_compare_read(const mm_value *a, const mm_value *b) {
 }
 
 /* Numbers: by their digits, as ids of 64 bits differ; if not `exact`, also as they are read. */
-static bool equal_numbers(const mm_value *a, const mm_value *b, bool exact) {
+static bool equal_numbers(mm_schema_compiler *p, const mm_value *a, const mm_value *b, bool exact) {
+  const size_t digits = a->n + b->n;
+  if (digits > 40 && !mm_schema_spend(p, digits / 64)) return false;
   return mm_schema_compare_exact(a, b) == 0 || (!exact && mm_schema_compare_read(a, b) == 0);
 }
 
@@ -102,7 +104,7 @@ static bool equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b, b
   switch (a->type) {
     case MM_VALUE_NULL: return true;
     case MM_VALUE_BOOL: return a->truth == b->truth;
-    case MM_VALUE_NUMBER: return equal_numbers(a, b, exact);
+    case MM_VALUE_NUMBER: return equal_numbers(p, a, b, exact);
     case MM_VALUE_STRING: return a->n == b->n && memcmp(a->text, b->text, a->n) == 0;
     default: break;
   }

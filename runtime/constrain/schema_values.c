@@ -37,8 +37,10 @@ bool mm_schema_follows_format(const mm_value *format) { return pattern_of(format
 
 /* ---- Strings ---- */
 
+static const char none_fits[] = ": no text fits"; /* as automata are refused */
+
 static bool refused(mm_schema_compiler *p, const char *keyword, const char *reason) {
-  if (reason && strcmp(reason, ": no text fits") == 0) p->none = p->err->status == MM_OK;
+  if (reason && strcmp(reason, none_fits) == 0) p->none = p->err->status == MM_OK;
   return reason && mm_schema_unserved(p, keyword, reason); /* without a reason: for lack of memory */
 }
 
@@ -112,11 +114,19 @@ static mm_text_pattern *texts_of(mm_schema_compiler *p, const mm_value *texts) {
   return all;
 }
 
-/* Texts that are left out, as those with control characters, may fit the rules that no other text fits. */
+/* Texts that are left out, as those with control characters, may fit the rules that no other text fits. To see it takes a part of what
+ * the patterns may take. */
 static bool fits_others(mm_schema_compiler *p, const mm_text_rule *rules) {
-  const char *reason;
+  const char *reason = NULL;
   mm_err err = {0};
-  return p->escapes || mm_automaton_build(p->arena, rules, MM_AUTOMATON_WHOLE, p->budget, &reason, &err) || err.status != MM_OK;
+  if (p->escapes) return true;
+  const mm_automaton_budget part = {p->budget->steps / 8, p->budget->entries / 8};
+  mm_automaton_budget left = part;
+  const bool none =
+      !mm_automaton_build(p->arena, rules, MM_AUTOMATON_WHOLE, &left, &reason, &err) && reason && strcmp(reason, none_fits) == 0;
+  p->budget->steps -= part.steps - left.steps;
+  p->budget->entries -= part.entries - left.entries;
+  return !none;
 }
 
 static bool build(mm_schema_compiler *p, const char *keyword, const mm_text_rule *rules, mm_form *out) {
@@ -283,8 +293,7 @@ static bool no_number(mm_schema_compiler *p, const mm_value *schema, const mm_de
   const bool closed = (b->least || b->above) && (b->most || b->below);
   if (!closed && !beyond) beyond = "multipleOf";
   if (!whole && !beyond && !mm_value_get(schema, "multipleOf")) beyond = lower[0] ? lower[0]->key : lower[1]->key; /* of more digits */
-  p->narrowed |= any && beyond;
-  p->beyond = any ? beyond : NULL;
+  if (any && beyond) p->narrowed = true, p->beyond = beyond;
   return mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
 }
 
@@ -322,4 +331,40 @@ bool mm_schema_number(mm_schema_compiler *p, const mm_value *schema, bool whole,
   d->step = parts ? fraction.digits : (uint64_t)step;
   *out = (mm_form){.kind = MM_FORM_DECIMAL, .decimal = d};
   return mm_decimal_any(d) || no_number(p, schema, &b, whole);
+}
+
+/* a is a multiple of b, but for their signs: 1, or 0; -1: they are too far from each other to say so. */
+static int is_multiple(const mm_decimal_bound *a, const mm_decimal_bound *b) {
+  uint64_t rest = a->digits % b->digits, step = b->digits;
+  if (a->exponent - b->exponent > 1000 || step > UINT64_MAX / 10) return -1;
+  for (int i = b->exponent; i < a->exponent; i++) rest = rest * 10 % step;
+  if (!a->digits || a->exponent >= b->exponent) return !rest;
+  for (int i = a->exponent; i < b->exponent; i++)
+    if (!mm_mul(step, 10, &step) || step > a->digits) return 0;
+  return a->digits % step == 0;
+}
+
+int mm_schema_number_fits(const mm_value *schema, const mm_value *number) {
+  static const struct {
+    const char *key;
+    int side, least; /* the order of the bound's side and the number is so at least */
+  } bounds[] = {{"minimum", 1, 0}, {"exclusiveMinimum", 1, 1}, {"maximum", -1, 0}, {"exclusiveMaximum", -1, 1}};
+  const mm_value *multiple = mm_value_get(schema, "multipleOf");
+  mm_decimal_bound n, step;
+  bool exact = true, as_read = true;
+  for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) {
+    const mm_value *b = mm_value_get(schema, bounds[i].key);
+    if (!b || b->type != MM_VALUE_NUMBER) continue;
+    exact &= bounds[i].side * mm_schema_compare_exact(number, b) >= bounds[i].least;
+    as_read &= bounds[i].side * mm_schema_compare_read(number, b) >= bounds[i].least;
+  }
+  if (exact != as_read) return -1;
+  if (!exact || !multiple) return exact;
+  int64_t whole;
+  if (!mm_decimal_read(number->text, number->n, &n) || !mm_decimal_read(multiple->text, multiple->n, &step) || !step.digits) return -1;
+  const double x = mm_value_real(number);
+  bool known = !(n.digits >> 53) && x <= 0x1p53 && x >= -0x1p53; /* a double, and a whole number that is written as one, is what it says */
+  if (!known && mm_value_int(number, &whole))
+    known = !memchr(number->text, '.', number->n) && !memchr(number->text, 'e', number->n) && !memchr(number->text, 'E', number->n);
+  return known ? is_multiple(&n, &step) : -1;
 }

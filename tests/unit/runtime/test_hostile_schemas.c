@@ -97,4 +97,27 @@ TEST(wide_values_are_not_compared_without_end) {
   mm_arena_close(&a);
 }
 
+/* Numbers that differ in the last of many digits, each looked for among all. */
+TEST(long_numbers_are_not_compared_without_end) {
+  static const char *const between[] = {"]}, {\"enum\": [2", "], \"not\": {\"const\": 1}}, {\"enum\": [2"};
+  for (int way = 0; way < 3; way++) {
+    mm_arena a = {0};
+    mm_err err = {0};
+    mm_text t = {0};
+    mm_text_put(&t, way / 2 ? "{\"oneOf\": [{\"enum\": [1" : "{\"allOf\": [{\"enum\": [1");
+    for (int k = 0; k < 4000; k++) {
+      if (k == 2000) mm_text_put(&t, between[way % 2]);
+      mm_text_printf(&t, ", %01000d%d", 0, 10000 + k);
+    }
+    mm_text_put(&t, "]}]}");
+    for (char *c = t.p; *c; c++)
+      if (c[0] == ' ' && c[1] == '0') c[1] = '1'; /* JSON has no zeros in front */
+    assert_false(t.failed);
+    assert_null(compile(&a, t.p, &err));
+    if (!strstr(err.text, "expected at most")) fail_msg("%d: %s", way, err.text);
+    free(t.p);
+    mm_arena_close(&a);
+  }
+}
+
 int main(void) { return run_unit_tests(NULL, NULL); }
