@@ -16,6 +16,7 @@
 #include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
+#include <wctype.h>
 
 #include "formats/system/base.h"
 
@@ -26,6 +27,7 @@ struct mm_line_edit {
   History *history;
   locale_t utf8;  /* in force during libedit's calls; the program itself has the C locale */
   mbstate_t half; /* of a character whose bytes have not all come */
+  bool elsewhere; /* the cursor was not at the end of the line when the last key was read */
 };
 
 /* ---- signals while a line is typed. libedit's own handlers allocate and draw, whatever they interrupt, and send the whole process group
@@ -132,10 +134,33 @@ static bool add_byte(mm_line_edit *e, const char *byte, wchar_t *key) {
   return false;
 }
 
+/* Whether the line may fill the window, as libedit counts: a character that is not printed takes up to eight columns. */
+static bool fills_window(EditLine *line, const LineInfoW *l) {
+  int rows = 0, columns = 0;
+  el_get(line, EL_GETTC, "li", &rows);
+  el_get(line, EL_GETTC, "co", &columns);
+  int64_t used = 2; /* the prompt */
+  for (const wchar_t *c = l->buffer; c < l->lastchar; c++) used += iswprint((wint_t)*c) ? wcwidth(*c) : 8;
+  return used + rows >= (int64_t)(rows - 1) * columns; /* a wide character leaves one column free at the end of a row */
+}
+
+/* A cursor that came to the end of a line that fills the window is in a row that libedit does not have: what is typed next would be written
+ * to no memory. Such a line is drawn anew. */
+static void return_to_end(mm_line_edit *e) {
+  const LineInfoW *l = el_wline(e->line);
+  const bool elsewhere = l->cursor != l->lastchar;
+  if (e->elsewhere && !elsewhere && fills_window(e->line, l)) {
+    fputs("\r", stderr);
+    el_set(e->line, EL_REFRESH);
+  }
+  e->elsewhere = elsewhere;
+}
+
 /* One character for libedit. */
 static int read_key(EditLine *line, wchar_t *key) {
   mm_line_edit *e = NULL;
   el_get(line, EL_CLIENTDATA, &e);
+  return_to_end(e);
   char byte;
   int n;
   do {
@@ -184,6 +209,7 @@ void mm_line_edit_close(mm_line_edit *e) {
 const char *mm_line_edit_read(mm_line_edit *e, bool first) {
   int n = 0;
   HistEvent event;
+  e->elsewhere = false;
   const locale_t own = uselocale(e->utf8);
   el_set(e->line, EL_PROMPT, first ? prompt_first : prompt_next);
   el_resize(e->line); /* of a window that has another size since the last line */

@@ -290,6 +290,7 @@ def edited(packed):
     assert t.end() == 0
     stopped(packed)
     signalled(packed)
+    filled(packed)
     resized(packed)
     return "lines edited by libedit"
 
@@ -343,6 +344,22 @@ def signalled(packed):
             t.until("> half")
             t.keys("\x15\x04")
         assert t.end() == (-number if number == signal.SIGTERM else 0), number
+
+
+def filled(packed):
+    """A line that fills the window and more: from its start the cursor goes back to its end, and the line grows."""
+    path = os.path.join(TMP, "filled.json")
+    t = Terminal(packed, "-n", "2", term="vt100")
+    fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 4, 20, 0, 0))
+    t.until("> ")
+    t.keys("x" * 150 + "\x01a\x05")
+    t.keys("é" * 50 + "b\n")
+    t.until("up to --max-tokens]\n")
+    t.keys(f"/save {path}\n/nothing\n")
+    t.until("unknown command")
+    t.keys("\x04")
+    assert t.end() == 0
+    assert json.load(open(path))["messages"][0]["content"] == "a" + "x" * 150 + "é" * 50 + "b"
 
 
 def resized(packed):
