@@ -189,8 +189,10 @@ static bool read_request(mm_hold *h, user *u, void (*report)(const char *line)) 
   const ssize_t n = left ? recv(u->fd, to + u->got, left, 0) : 0; /* nobody says more than a question */
   if (n < 0) return errno == EAGAIN || errno == EINTR;
   if (n == 0) return false;
-  if ((u->got += (size_t)n) < sizeof u->request) return true;
-  if (memcmp(u->request.magic, request_magic, sizeof request_magic) != 0) return false;
+  u->got += (size_t)n;
+  if (memcmp(u->request.magic, request_magic, mm_min(u->got, sizeof request_magic)) != 0)
+    return false; /* another version's may be shorter */
+  if (u->got < sizeof u->request) return true;
   const mm_hold_answer a = answer_to(h, &u->request.key);
   if (send(u->fd, &a, sizeof a, MSG_NOSIGNAL) != (ssize_t)sizeof a) return false;
   const char *line = MM_FORMATTED(120, a.found ? "process %ld attached" : "process %ld asked for weights that are not held", (long)u->pid);
@@ -248,9 +250,10 @@ bool mm_hold_serve(mm_hold *h, int stop, void (*report)(const char *line), mm_er
 /* ---- the reader ---- */
 
 static bool exchange(int fd, const char *path, const mm_hold_request *request, mm_hold_answer *answer, mm_err *err) {
-  if (send(fd, request, sizeof *request, MSG_NOSIGNAL) != (ssize_t)sizeof *request)
-    return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
-  const ssize_t n = recv(fd, answer, sizeof *answer, MSG_WAITALL);
+  const bool sent = send(fd, request, sizeof *request, MSG_NOSIGNAL) == (ssize_t)sizeof *request;
+  if (!sent && errno != EPIPE) return mm_fail_errno(err, mm_at(path, NULL), "send", errno);
+  ssize_t n = sent ? recv(fd, answer, sizeof *answer, MSG_WAITALL) : 0;
+  if (n < 0 && errno == ECONNRESET) n = 0; /* closed before the whole question was read */
   if (n == (ssize_t)sizeof *answer && memcmp(answer->magic, answer_magic, sizeof answer_magic) == 0) return true;
   if (n < 0) return mm_fail_errno(err, mm_at(path, NULL), "wait for an answer", errno == EAGAIN ? ETIMEDOUT : errno);
   if (n == 0)

@@ -112,7 +112,7 @@ class Terminal:
         if self.pid == 0:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would the program
             os.environ.update(TERM=term, HOME="/nonexistent", **env)
-            shell = ("/bin/sh", "-c", f'trap : INT; "$0" "$@"; {then}') if then else ()
+            shell = ("/bin/sh", "-c", f'trap : INT; set -m; "$0" "$@"; {then}') if then else ()
             words = (*shell, f"{BIN}/minimax-run", packed, "--chat", "--temperature", "0", *args)
             os.execv(words[0], words)
         self.seen = ""
@@ -259,7 +259,10 @@ def edited(packed):
     t.until(ready)
     t.keys("more \\\nlines\n")
     t.until(ready)
-    t.keys("\x10\x10\x10\n")  # three lines up: the first one
+    os.write(t.fd, b"cut\xc3")  # a character that is cut hides none that follows
+    t.keys("\n")
+    t.until(ready)
+    t.keys("\x10\x10\x10\x10\n")  # four lines up: the first one
     t.until(ready)
     t.keys("\x12mor\x05\x7f\x7f!\n")  # found by its beginning; at its end, two letters less
     t.until(ready)
@@ -268,7 +271,7 @@ def edited(packed):
     t.keys("\x04")
     assert t.end() == 0
     said = [m["content"] for m in json.load(open(path))["messages"] if m["role"] == "user"]
-    assert said == ["aé京cb", "more \nlines", "aé京cb", "more!"], said
+    assert said == ["aé京cb", "more \nlines", "cut", "aé京cb", "more!"], said
     t = Terminal(packed, "-n", "2", "--ignore-eos", term="vt100")  # Ctrl-Z where no shell waits: it stops nobody, and the conversation goes on
     t.until("> ")
     t.keys("\x1a")
@@ -285,8 +288,78 @@ def edited(packed):
     after = t.until("done\n")
     assert "status 130\n" in after and " icanon " in after and " echo " in after, after
     assert t.end() == 0
+    stopped(packed)
+    signalled(packed)
+    filled(packed)
     resized(packed)
     return "lines edited by libedit"
+
+
+def stopped(packed):
+    """Ctrl-Z gives the shell its terminal back each time, and fg the line; a program that was stopped otherwise sets its modes too."""
+    modes = "stty -a; echo done; "
+    t = Terminal(packed, "-n", "2", "--ignore-eos", term="vt100", then=f"{modes} fg; {modes} fg; {modes} fg; echo status $?")
+    t.until("> ")
+    for i, key in enumerate("abc"):
+        t.keys(key)
+        t.until(key)
+        t.keys("\x1a")
+        after = t.until("done\n")
+        assert " icanon " in after and " echo " in after, after
+        t.until("> " + "abc"[: i + 1])
+    t.keys("\n")
+    t.until("up to --max-tokens]\n")
+    t.keys("\x04")
+    t.until("status 0\n")
+    assert t.end() == 0
+    t = Terminal(packed, "-n", "2", term="vt100")
+    t.until("> ")
+    t.keys("half")
+    t.until("half")
+    for _ in range(2):
+        os.kill(t.pid, signal.SIGSTOP)
+        os.waitpid(t.pid, os.WUNTRACED)
+        modes = termios.tcgetattr(t.fd)
+        modes[3] |= termios.ICANON | termios.ECHO
+        termios.tcsetattr(t.fd, termios.TCSANOW, modes)
+        os.kill(t.pid, signal.SIGCONT)
+        t.until("> half")
+        t.keys("")
+    t.keys("\x15\x04")
+    assert t.end() == 0
+
+
+def signalled(packed):
+    """No handler that a signal finds while a line is typed does what it must not, whatever it interrupts (in_handler.c)."""
+    if b"__asan_init" in open(f"{BIN}/minimax-run", "rb").read():
+        return  # it must be the first library
+    shim = os.path.join(os.environ["BUILD"], "tests", "fault", "preload", "in_handler.so")
+    for number in (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP, signal.SIGTERM):
+        t = Terminal(packed, "-n", "2", term="vt100", env={"LD_PRELOAD": shim})
+        t.until("> ")
+        t.keys("half")
+        t.until("half")
+        os.kill(t.pid, number)
+        if number != signal.SIGTERM:
+            t.until("> half")
+            t.keys("\x15\x04")
+        assert t.end() == (-number if number == signal.SIGTERM else 0), number
+
+
+def filled(packed):
+    """A line that fills the window and more: from its start the cursor goes back to its end, and the line grows."""
+    path = os.path.join(TMP, "filled.json")
+    t = Terminal(packed, "-n", "2", term="vt100")
+    fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 4, 20, 0, 0))
+    t.until("> ")
+    t.keys("x" * 150 + "\x01a\x05")
+    t.keys("é" * 50 + "b\n")
+    t.until("up to --max-tokens]\n")
+    t.keys(f"/save {path}\n/nothing\n")
+    t.until("unknown command")
+    t.keys("\x04")
+    assert t.end() == 0
+    assert json.load(open(path))["messages"][0]["content"] == "a" + "x" * 150 + "é" * 50 + "b"
 
 
 def resized(packed):

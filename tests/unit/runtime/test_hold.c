@@ -273,6 +273,43 @@ TEST(test_strangers) {
   assert_int_equal(end(h), 0);
 }
 
+/* Of another version: its question is shorter, so a holder hangs up as soon as it sees whose it is, and one that reads a part of a question
+ * and hangs up is called so, though the system says that the connection was reset. */
+TEST(test_versions) {
+  const char old[40] = "mmhold1";
+  char byte;
+  const struct timeval wait = {.tv_sec = 2};
+  holder h = start(1);
+  const int fd = dial();
+  assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait), 0);
+  assert_int_equal(send(fd, old, sizeof old, MSG_NOSIGNAL), sizeof old);
+  assert_int_equal(recv(fd, &byte, 1, 0), 0);
+  close(fd);
+  kill(h.pid, SIGTERM);
+  assert_int_equal(end(h), 0);
+
+  struct sockaddr_un at = {.sun_family = AF_UNIX};
+  snprintf(at.sun_path, sizeof at.sun_path, "%s", path);
+  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+  assert_int_equal(bind(listener, (const struct sockaddr *)&at, sizeof at), 0);
+  assert_int_equal(listen(listener, 1), 0);
+  h = (holder){fork()};
+  if (h.pid == 0) {
+    char part[40];
+    const int user = accept(listener, NULL, NULL);
+    _exit(recv(user, part, sizeof part, MSG_WAITALL) == sizeof part ? 0 : 1);
+  }
+  close(listener);
+  mm_err err = {0};
+  mm_held got;
+  int a;
+  assert_false(find(1, &got, &a, &err));
+  assert_string_equal(err.code, "E_HELD");
+  assert_non_null(strstr(err.text, "is of another version"));
+  assert_int_equal(end(h), 0);
+  unlink(path);
+}
+
 /* Without descriptors a connection waits, and so does the holder: it takes no CPU, and answers when there are some again. */
 TEST(test_no_descriptors) {
   mm_err err;
