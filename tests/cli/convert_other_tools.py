@@ -150,10 +150,12 @@ def widths():
                           ({"quant_method": "gptq_v2", "checkpoint_format": "gptq", "group_size": 64}, "checkpoint_format", "gptq_v2")):
         refused(copy(c, {"quantization_config": config}), 3, "E_Q_CONFIG", *says)
     first = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    for other in ({"compression_config": first | {"weight_block_size": [64, 128]}},
+    for other in ({"compression_config": first | {"weight_block_size": [64, 128]}}, {"compression_config": first | {"weight_block_size": [128]}},
+                  {"compression_config": first | {"weight_block_size": [128, 128, 128]}}, {"compression_config": first | {"fmt": "e4m3"}},
                   {"text_config": {"quantization_config": {"quant_method": "awq"}}}):
         refused(copy(c, {"quantization_config": first} | other), 3, "E_Q_CONFIG", "differs")
-    assert notes(copy(c, {"quantization_config": first, "compression_config": dict(first)})) == []
+    for same in (dict(first), dict(reversed(first.items())), first | {"weight_block_size": [128, 128.0], "modules_to_not_convert": None}):
+        assert notes(copy(c, {"quantization_config": first, "compression_config": same})) == []
     quark = dict(c.tensors)
     quark[ATTN + "q_proj.weight"] = ("I32", [8, 2], bytes(64))
     refused(copy(c, {"quantization_config": {"quant_method": "quark"}}, quark), 4, "E_Q_METHOD", "Quark's packed words of I32", "q_proj.weight")
