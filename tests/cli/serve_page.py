@@ -253,7 +253,7 @@ def conversations(b):
     for name in ("Regenerate", "Continue"):  # fails: the reply is there still
         press(b, name)
         assert shown(b)[:2] == ["first", "twos more"] and b.run("!!document.querySelector('.error')") and len(b.run("messages")) == 2
-    fake(b, [{"content": "three"}], [{"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]}], [{"content": "five"}])
+    fake(b, [{"content": "three"}], [{"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]}])
     press(b, "Edit")
     assert b.run("$('text').value") == "first" and b.run("document.querySelectorAll('section.cut').length") == 2
     b.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'})); 0")
@@ -264,9 +264,13 @@ def conversations(b):
     assert shown(b) == ["changed", "three"]
     submit(b, "use a tool", 9)
     b.wait("!running")
-    b.run("document.querySelector('footer textarea').value = '42'; 0")
+    b.run("window.box = document.querySelector('footer textarea'); box.value = '42'; box.dispatchEvent(new Event('input')); 0")
+    for name in ("Send results", "Regenerate"):  # fails: the result is in its box still
+        press(b, name)
+        assert b.run("!!document.querySelector('.error')") and b.run("document.querySelector('footer textarea').value") == "42", name
+    fake(b, [{"content": "five"}])
     press(b, "Send results")
-    assert b.run("bodies[2].messages.at(-1)") == {"role": "tool", "tool_call_id": "c1", "content": "42"} and shown(b)[-2:] == ["Result: 42", "five"]
+    assert b.run("bodies[0].messages.at(-1)") == {"role": "tool", "tool_call_id": "c1", "content": "42"} and shown(b)[-2:] == ["Result: 42", "five"]
     first = shown(b)
     b.run("$('clear').click(); 0")
     fake(b, [{"content": "other"}])
