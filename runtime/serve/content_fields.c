@@ -23,14 +23,17 @@ static bool wrong(mm_call *c, const mm_value *v, const char *field, const char *
   return mm_refuse(c, 400, field, "%s: found %s, expected %s", field, mm_value_word(v), expected);
 }
 
-/* It asks for nothing. */
-static bool is_nothing(const mm_value *v) {
-  return v->type == MM_VALUE_NULL || (v->type == MM_VALUE_STRING && !v->n) || (v->type == MM_VALUE_ARRAY && !v->count) ||
-         (v->type == MM_VALUE_BOOL && !v->truth);
+/* It asks for nothing. False is a schema, which nothing fits, and no texts are no choice. */
+static bool is_nothing(const mm_value *v, content_kind kind) {
+  return v->type == MM_VALUE_NULL || (v->type == MM_VALUE_STRING && !v->n) || (v->type == MM_VALUE_BOOL && !v->truth && kind == ANY_OBJECT);
 }
+
+/* A setting that is not known here asks for nothing. */
+static bool is_empty(const mm_value *v) { return is_nothing(v, ANY_OBJECT) || (v->type == MM_VALUE_ARRAY && !v->count); }
 
 static bool read_choices(mm_call *c, const mm_value *list, const char *field, mm_content_rule *rule, mm_err *err) {
   if (list->type != MM_VALUE_ARRAY) return wrong(c, list, field, "an array");
+  if (!list->count) return mm_refuse(c, 400, field, "%s: found no text, expected one or more", field);
   if (list->count > UINT16_MAX) return mm_refuse(c, 400, field, "%s: so many texts", field);
   mm_str *choice = mm_arena_alloc(&c->arena, list->count * sizeof *choice, err);
   if (!choice) return false;
@@ -84,7 +87,7 @@ static bool read_several(mm_call *c, const mm_value *object, mm_content_rule *ru
     while (i < sizeof of_structured / sizeof *of_structured && !mm_value_key_is(v, of_structured[i].name)) i++;
     const bool known = i < sizeof of_structured / sizeof *of_structured;
     const bool empty_grammar = known && of_structured[i].kind == GRAMMAR && v->type == MM_VALUE_STRING; /* has no root: refused */
-    if (is_nothing(v) && !empty_grammar) continue;
+    if (known ? is_nothing(v, of_structured[i].kind) && !empty_grammar : is_empty(v)) continue;
     char key[96];
     if (!known) return mm_refuse(c, 400, "structured_outputs", "structured_outputs: %s is not served", mm_value_key_shown(v, key));
     if (!read_one(c, v, of_structured[i].kind, names[i], rule, err)) return false;
@@ -97,7 +100,7 @@ const char *mm_content_field(size_t i) { return i < sizeof of_body / sizeof *of_
 bool mm_content_read(mm_call *c, mm_content_rule *rule, mm_err *err) {
   for (size_t i = 0; i < sizeof of_body / sizeof *of_body; i++) {
     const mm_value *v = mm_value_get(c->body, of_body[i].name);
-    if (v && !is_nothing(v) && !read_one(c, v, of_body[i].kind, of_body[i].name, rule, err)) return false;
+    if (v && !is_nothing(v, of_body[i].kind) && !read_one(c, v, of_body[i].kind, of_body[i].name, rule, err)) return false;
   }
   return true;
 }
