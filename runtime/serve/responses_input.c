@@ -27,8 +27,17 @@ static bool add_parts(mm_call *c, const mm_value *content, mm_chat_part *part, s
   return true;
 }
 
+static bool is_given(const mm_value *v) { return v && v->type != MM_VALUE_NULL && (v->type != MM_VALUE_ARRAY || v->count); }
+
+/* What an item says; reasoning that has no content says its summary. */
+static const mm_value *content_of(const mm_value *v) {
+  const mm_value *content = mm_value_get(v, "content"), *summary = mm_value_get(v, "summary");
+  if (!mm_value_is(mm_value_get(v, "type"), "reasoning") || is_given(content)) return content;
+  return is_given(summary) ? summary : NULL;
+}
+
 static size_t parts_of(const mm_value *v) {
-  const mm_value *content = mm_value_get(v, "content"), *output = mm_value_get(v, "output");
+  const mm_value *content = content_of(v), *output = mm_value_get(v, "output");
   return 1 + (content ? content->count : 0) + (output ? output->count : 0);
 }
 
@@ -71,7 +80,7 @@ static bool read_assistant(mm_call *c, const mm_value *v, const mm_value *end, m
       return refuse_type(c, type);
     if (mm_value_is(type, "function_call")) {
       if (!read_call(c, v, &call[m->call_count++], err)) return false;
-    } else if (!add_parts(c, mm_value_get(v, "content"), mm_value_is(type, "reasoning") ? thought : part,
+    } else if (!add_parts(c, content_of(v), mm_value_is(type, "reasoning") ? thought : part,
                           mm_value_is(type, "reasoning") ? &thoughts : &m->part_count)) {
       return false;
     }

@@ -157,13 +157,17 @@ def formed(s):
 
 
 def thoughts(s):
-    """Items of reasoning of one message are joined, and blank arguments are none, as no arguments are."""
-    def tokens(reasoning, arguments="{}"):
-        items = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": x}]} for x in reasoning]
+    """Items of reasoning of one message are joined, one without a content says its summary, and blank arguments are none, as no arguments are."""
+    def tokens(reasoning, arguments="{}", **more):
+        items = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": x}], **more} for x in reasoning]
         call = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}, {"type": "function_call_output", "call_id": "c", "output": "r"}]
         return s.post(RESPONSES, {"input": [user("x"), *items, *call], "max_output_tokens": 1})["usage"]["input_tokens"]
 
     assert tokens(["Alpha ", "beta ", "gamma."]) == tokens(["Alpha beta gamma."]) > tokens(["gamma."])
+    summary = [{"type": "summary_text", "text": "Alpha "}, {"type": "summary_text", "text": "beta gamma."}]
+    for content in (None, []):
+        assert tokens(["x"], summary=summary, content=content) == tokens(["Alpha beta gamma."])
+    assert tokens(["gamma."], summary=summary) == tokens(["gamma."])
     said = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]
     for blank in ("", " ", " \n\t"):
         assert tokens(["x"], blank) == tokens(["x"])
