@@ -53,6 +53,8 @@ bool mm_json_bool(const mm_json *j);
 const char *mm_json_str(const mm_json *j);
 size_t mm_json_str_len(const mm_json *j);
 bool mm_json_is(const mm_json *j, const char *string); /* is this string, NUL bytes compared too */
+/* The same value, whatever the order of keys, and however numbers are written; null is as good as absent. */
+bool mm_json_same(const mm_json *a, const mm_json *b);
 
 /* Required fields. status/code say whose fault a violation is: a config (MM_BAD_INPUT, "E_CFG_TYPE"/"E_CFG_RANGE") or
  * a manifest (MM_INTEGRITY, "E_MANIFEST"). The line names file and key, what was found and what was expected. */

@@ -94,3 +94,38 @@ mm_json *mm_json_new_path(const char *path) {
   mm_json *j = mm_json_new_str(path);
   return j || !path ? j : mm_json_new_str(MM_ESCAPED(4 * 4096 + 1, path)); /* of PATH_MAX bytes, each as \xNN */
 }
+
+/* Comparing */
+
+static size_t given(const mm_json *obj) { /* members that are no null */
+  size_t n = 0;
+  void *at = NULL;
+  const char *key;
+  for (const mm_json *value; mm_json_next(obj, &at, &key, &value);) n += mm_json_type_of(value) != MM_JSON_NULL;
+  return n;
+}
+
+static bool same_members(const mm_json *a, const mm_json *b) {
+  void *at = NULL;
+  const char *key;
+  for (const mm_json *value; mm_json_next(a, &at, &key, &value);)
+    if (!mm_json_same(value, mm_json_get(b, key))) return false;
+  return given(a) == given(b);
+}
+
+bool mm_json_same(const mm_json *a, const mm_json *b) {
+  const mm_json_type type = mm_json_type_of(a), other = mm_json_type_of(b);
+  if (type == MM_JSON_REAL || (type == MM_JSON_INT && other == MM_JSON_REAL))
+    return (other == MM_JSON_INT || other == MM_JSON_REAL) && mm_json_number(a) == mm_json_number(b);
+  if (type != other) return false;
+  switch (type) {
+    case MM_JSON_BOOL: return mm_json_bool(a) == mm_json_bool(b);
+    case MM_JSON_INT: return mm_json_int(a) == mm_json_int(b);
+    case MM_JSON_STR: return mm_json_str_len(a) == mm_json_str_len(b) && memcmp(mm_json_str(a), mm_json_str(b), mm_json_str_len(a)) == 0;
+    case MM_JSON_OBJ: return same_members(a, b);
+    default: break;
+  }
+  for (size_t i = 0; i < mm_json_size(a); i++)
+    if (!mm_json_same(mm_json_at(a, i), mm_json_at(b, i))) return false;
+  return mm_json_size(a) == mm_json_size(b);
+}

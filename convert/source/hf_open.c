@@ -244,32 +244,6 @@ static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
   return j;
 }
 
-static bool same_value(const mm_json *a, const mm_json *b);
-
-/* Every member of a that is no null is in b. */
-static bool all_in(const mm_json *a, const mm_json *b) {
-  void *at = NULL;
-  const char *key;
-  const mm_json *value;
-  while (mm_json_next(a, &at, &key, &value))
-    if (!same_value(value, mm_json_get(b, key))) return false;
-  return true;
-}
-
-/* Whatever the order of keys, and however numbers are written; null is as good as absent. */
-static bool same_value(const mm_json *a, const mm_json *b) {
-  const mm_json_type type = mm_json_type_of(a), other = mm_json_type_of(b);
-  const bool number = type == MM_JSON_INT || type == MM_JSON_REAL;
-  if (number) return (other == MM_JSON_INT || other == MM_JSON_REAL) && mm_json_number(a) == mm_json_number(b);
-  if (type != other) return false;
-  if (type == MM_JSON_BOOL) return mm_json_bool(a) == mm_json_bool(b);
-  if (type == MM_JSON_STR) return mm_json_str_len(a) == mm_json_str_len(b) && mm_json_is(a, mm_json_str(b));
-  if (type == MM_JSON_OBJ) return all_in(a, b) && all_in(b, a);
-  for (size_t i = 0; i < mm_json_size(a); i++)
-    if (!same_value(mm_json_at(a, i), mm_json_at(b, i))) return false;
-  return type != MM_JSON_ARR || mm_json_size(a) == mm_json_size(b);
-}
-
 /* GPTQModel reads quantize_config.json, engines read config.json: refuses a format of zero points in which the two differ. */
 static bool same_zeros(mm_hf *hf, mm_err *err) {
   mm_quantization own = hf->quantization;
@@ -326,7 +300,7 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < 4; i++) {
     const mm_json *q = mm_json_get(from[i / 2], key[i % 2]);
     if (mm_json_type_of(q) == MM_JSON_NULL) continue;
-    if (first && !same_value(first, q))
+    if (first && !mm_json_same(first, q))
       return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(hf->config_path, NULL),
                      "found \"%s\"%s, which differs from what stands before it, expected one description of the quantization", key[i % 2],
                      i / 2 ? " in \"text_config\"" : "");

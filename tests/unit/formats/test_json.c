@@ -541,6 +541,35 @@ TEST(test_load) {
 }
 
 /* A value in an error line: as it is where that is short. */
+TEST(test_same) {
+  static const struct {
+    const char *a, *b;
+    bool same;
+  } row[] = {
+      {"{\"a\":1,\"b\":[1,{\"c\":\"x\"}]}", "{\"b\":[1.0,{\"c\":\"x\",\"d\":null}],\"a\":1}", true},
+      {"{\"a\":1}", "{\"a\":1,\"b\":2}", false},
+      {"{\"a\":1,\"b\":2}", "{\"a\":1}", false},
+      {"{\"a\":1,\"b\":null}", "{\"a\":1,\"c\":2}", false},
+      {"[9007199254740993]", "[9007199254740992]", false},
+      {"[9007199254740992]", "[9007199254740992.0]", true},
+      {"[1,2]", "[1]", false},
+      {"[1]", "[1,2]", false},
+      {"[\"a\\u0000b\"]", "[\"a\\u0000b\"]", true},
+      {"[\"a\\u0000b\"]", "[\"a\\u0000c\"]", false},
+      {"[\"1\"]", "[1]", false},
+      {"[true]", "[false]", false},
+      {"[null]", "[null]", true},
+      {"{\"a\":{}}", "{\"a\":[]}", false},
+  };
+  for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    mm_err err = {0};
+    mm_json *a = mm_json_parse(row[i].a, strlen(row[i].a), "a", &err), *b = mm_json_parse(row[i].b, strlen(row[i].b), "b", &err);
+    if (!a || !b || mm_json_same(a, b) != row[i].same || mm_json_same(b, a) != row[i].same) fail_msg("%s and %s", row[i].a, row[i].b);
+    mm_json_free(a);
+    mm_json_free(b);
+  }
+}
+
 TEST(test_shown) {
   static const char *const row[][2] = {{"1.5", "1.5"},
                                        {"\"a\\u0001\"", "\"a\\u0001\""},
