@@ -132,7 +132,9 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
   if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
-  const mm_value *id = NULL;
+  const mm_value *id = NULL, *tools;
+  if (!mm_field(c, v, "tools", MM_VALUE_ARRAY, &tools)) return false;
+  if (tools && tools->count) return mm_refuse(c, 400, "messages", "messages: tools of a message are not served, those of the request are");
   if (m->role == MM_ROLE_TOOL && !mm_field(c, v, "tool_call_id", MM_VALUE_STRING, &id)) return false;
   m->call_id = mm_str_of(id);
   if (m->role != MM_ROLE_ASSISTANT) return true;

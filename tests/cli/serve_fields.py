@@ -547,6 +547,7 @@ def named(s):
             ("/v1/chat/completions", {"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs", "chat_template_kwargs.enable_thinking: found a number"),
             ("/v1/chat/completions", {"messages": [say, call]}, "messages", "messages.id: found a number"),
             ("/v1/chat/completions", {"messages": [say, {"role": "tool", "content": "x"}]}, "messages", "a tool's"),
+            ("/v1/chat/completions", {"messages": [{"role": "developer", "content": "x", "tools": tool()}, say]}, "messages", "tools of a message"),
             ("/v1/chat/completions", {"tools": tool(strict="x")}, "tools", "tools.strict: found a string"),
             ("/v1/chat/completions", {"tools": tool(strict=True, parameters=schema)}, "tools", "tool f"),
             ("/v1/chat/completions", {"structured_outputs": {"json": schema}}, "structured_outputs", "structured_outputs.json: "),
