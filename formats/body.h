@@ -21,6 +21,7 @@ typedef struct mm_value mm_value;
 struct mm_value {
   mm_value_type type;
   bool truth;
+  bool repeats;     /* `raw` has a key twice, in this object or in a value within it */
   const char *text; /* a string: its bytes, n of them, terminated too; a number: as written, not terminated */
   size_t n;
   const char *raw; /* the whole value as it stands in the body, raw_n bytes */
@@ -29,7 +30,6 @@ struct mm_value {
   size_t key_n;
   const mm_value *first, *next; /* of an array or object; the value after this one */
   size_t count;
-  bool repeats; /* `raw` has a key twice, in this object or in a value within it */
 };
 
 /* Parses `text`, which must stay; the values live in the arena. MM_BAD_INPUT E_JSON with the byte, MM_LIMIT. */

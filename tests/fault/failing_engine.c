@@ -1,5 +1,5 @@
 /* minimax-serve whose engine fails each step while the file FAILING exists: all of the server but the device (-Wl,--wrap=mm_ops_find). */
-#include "runtime/minimax_serve.c"
+#include "runtime/minimax_serve.c" /* NOLINT(bugprone-suspicious-include) */
 
 const mm_ops *__real_mm_ops_find(const char *name, mm_err *err);
 const mm_ops *__wrap_mm_ops_find(const char *name, mm_err *err);
