@@ -244,6 +244,7 @@ const char *mm_value_word(const mm_value *v) {
   return v ? word[v->type] : "nothing";
 }
 
-const char *mm_value_shown(const mm_value *v) {
-  return v && v->type == MM_VALUE_STRING && strlen(v->text) == v->n ? v->text : mm_value_word(v);
+const char *mm_value_shown(const mm_value *v, char out[128]) {
+  if (!v || v->type != MM_VALUE_STRING) return mm_value_word(v);
+  return strlen(v->text) == v->n ? v->text : mm_escape(out, 128, v->text, v->n);
 }

@@ -47,6 +47,8 @@ bool mm_value_int(const mm_value *v, int64_t *out);
 const mm_value *mm_value_follow(const mm_value *root, const mm_value *reference);
 const char *mm_value_word(const mm_value *v);              /* "an object", for messages */
 char *mm_value_key_shown(const mm_value *v, char out[96]); /* a member's key, escaped and cut; a NUL stands in it as \x00 */
-const char *mm_value_shown(const mm_value *v);             /* a string's text, the word of others and of a string with a NUL */
+/* A string's text, escaped and cut where it holds a NUL; the word of others. */
+const char *mm_value_shown(const mm_value *v, char out[128]);
+#define MM_SHOWN_VALUE(v) mm_value_shown(v, (char[128]){0})
 
 #endif

@@ -418,15 +418,22 @@ static bool check_kv_dir(const serve_args *a, mm_err *err) {
                                 "--kv-offload-dir: found a folder inside %s checkpoint, expected one elsewhere", own ? "the" : "a");
 }
 
-static bool check_split(const serve_args *a, mm_err *err) {
+static bool check_split(serve_args *a, mm_err *err) {
   if ((a->kv_listen || a->prefill_from) && (!a->kv_offload || (a->kv_listen && a->prefill_from)))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
                    "--kv-listen, --prefill-from: expected one of them, and --kv-offload, the memory in which pages are sent and received");
+  if (a->prefill_least && !a->prefill_from)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--prefill-min: expected --prefill-from, whose prompts it is about");
+  if (!isnan(a->prefill_time) && !a->kv_listen && !a->prefill_from)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--prefill-timeout: expected --prefill-from or --kv-listen");
+  if (!a->prefill_least) a->prefill_least = 512;
+  if (isnan(a->prefill_time)) a->prefill_time = 10;
   return (a->prefill_time >= 2 && a->prefill_time <= 3600) || /* beats come once a second */
          mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--prefill-timeout: found %g, expected 2 to 3600 seconds", a->prefill_time);
 }
 
 static bool settle(serve_args *a, mm_err *err) {
+  if (!check_split(a, err)) return false;
   a->load.dir = a->dir;
   mm_cache_options(a->kv, a->index, a->index_split, &a->load.options);
   a->load.options.input_bf16 = strcmp(a->input_dtype, "bf16") == 0;
@@ -448,7 +455,6 @@ static bool settle(serve_args *a, mm_err *err) {
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload: found --prefix-cache off, whose pages it would keep");
   if (!a->kv_dir != !a->kv_disk || (a->kv_dir && !a->kv_offload))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--kv-offload-dir, --kv-offload-disk: expected both, and --kv-offload");
-  if (!check_split(a, err)) return false;
   if (!check_kv_dir(a, err)) return false;
   if (a->http.body_max > UINT64_C(1) << 32)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
@@ -487,8 +493,7 @@ static serve_args settings = {
     .port = 8000,
     .queue = 256,
     .step_tokens = MM_DEFAULT_STEP_TOKENS,
-    .prefill_least = 512,
-    .prefill_time = 10,
+    .prefill_time = NAN,
     .cache_memory = UINT64_C(1) << 30,
     .form_cache = UINT64_C(64) << 20,
     .connections = 4096};

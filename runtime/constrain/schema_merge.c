@@ -306,6 +306,8 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
   return out ? mm_schema_plain(p, out) : NULL;
 }
 
+#define STEPS_MAX 32 /* of references that lead to references */
+
 /* The schema that was merged before. */
 static const mm_value *merged_before(mm_schema_compiler *p, const mm_schema_merged *m, const char *keyword) {
   if (m->open) return mm_schema_unserved(p, keyword, " of a schema to itself"), NULL;
@@ -315,7 +317,11 @@ static const mm_value *merged_before(mm_schema_compiler *p, const mm_schema_merg
 }
 
 const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
-  for (int i = 0; i < 32; i++) {
+  const mm_value *passed[STEPS_MAX];
+  for (size_t i = 0; i < STEPS_MAX; i++) {
+    for (size_t k = 0; k < i; k++)
+      if (passed[k] == schema) return mm_schema_wrong(p, "$ref: leads to itself"), NULL;
+    passed[i] = schema;
     if (schema->type != MM_VALUE_OBJECT) return schema;
     const mm_value *reference = mm_value_get(schema, "$ref"), *all = mm_value_get(schema, "allOf");
     if (!reference && !all) return schema;
@@ -343,5 +349,5 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     p->merged[place].narrowed = p->none && p->narrowed;
     return plain;
   }
-  return NULL;
+  return mm_schema_too_many(p, "references to references", STEPS_MAX + 1, STEPS_MAX), NULL;
 }

@@ -8,7 +8,7 @@
 #define BILLING "x-anthropic-billing-header:"
 
 static bool refuse_type(mm_call *c, const mm_value *type) {
-  return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served here", mm_value_shown(type));
+  return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
 }
 
 /* A text block, or a string. */
@@ -149,7 +149,7 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
     const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
     const bool user = mm_value_is(role, "user");
     if (!user && !mm_value_is(role, "assistant"))
-      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", mm_value_shown(role));
+      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", MM_SHOWN_VALUE(role));
     if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");
     m[n] = (mm_message){.role = user ? MM_ROLE_USER : MM_ROLE_ASSISTANT};
     if (user ? !read_user(c, content, m, &n, err) : !read_assistant(c, content, &m[n++], err)) return false;
@@ -176,7 +176,7 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
     return true;
   }
   if (!mm_value_is(type, "any") && !mm_value_is(type, "tool"))
-    return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", mm_value_shown(type));
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", MM_SHOWN_VALUE(type));
   return mm_tool_choose(c, v, r, mm_value_is(type, "any"), mm_value_get(choice, "name"), "the type auto, any, none");
 }
 

@@ -455,7 +455,7 @@ static bool name_known(mm_call *c) {
   for (size_t i = 0; i < s->names; i++)
     if (mm_value_is(model, s->name[i])) return true;
   c->code = "model_not_found";
-  return mm_refuse(c, 404, "model", "the model \"%.100s\" is not served here, \"%s\" is", mm_value_shown(model), s->name[0]);
+  return mm_refuse(c, 404, "model", "the model \"%.100s\" is not served here, \"%s\" is", MM_SHOWN_VALUE(model), s->name[0]);
 }
 
 static bool parse_body(mm_call *c, mm_err *err) {

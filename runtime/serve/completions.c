@@ -154,7 +154,7 @@ static bool add_ids(mm_call *c, const mm_value *list, mm_err *err) {
     int64_t id;
     if (!mm_value_int(v, &id) || id < 0 || id >= c->server->vocab) {
       free(ids);
-      return mm_refuse(c, 400, "prompt", "prompt: an id is out of vocabulary, expected ids below %u", c->server->vocab);
+      return mm_refuse(c, 400, "prompt", "prompt: found %.*s, expected ids below %u", (int)mm_min(v->raw_n, 40), v->raw, c->server->vocab);
     }
     ids[n++] = (int32_t)id;
   }

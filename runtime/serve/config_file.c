@@ -104,6 +104,14 @@ static bool check_value(const mm_option *o, bool skip, const char *file, size_t 
   return mm_fail(err, own.status, own.code, mm_at(file, NULL), "line %zu: %s", number, own.text + sizeof code - 1);
 }
 
+static bool check_once(const mm_option *o, const char *file, size_t number, size_t *first, mm_err *err) {
+  if (*first && o->kind != MM_OPT_LIST)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: --%s: found twice, expected once; the first is in line %zu",
+                   number, o->name, *first);
+  *first = number;
+  return true;
+}
+
 bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int *count, char ***out, mm_err *err) {
   const char *file = find_file(p, argc, argv);
   *count = argc;
@@ -115,7 +123,9 @@ bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int
   if (copy && strlen(copy) < n)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "found a NUL byte at %zu, expected text", strlen(copy));
   char **all = copy ? mm_arena_alloc(a, ((size_t)argc + LINES_MAX + 1) * sizeof *all, err) : NULL;
-  if (!all) return false;
+  size_t *first = all ? mm_arena_alloc(a, p->option_count * sizeof *first, err) : NULL; /* line of each option, 0: none */
+  if (!first) return false;
+  memset(first, 0, p->option_count * sizeof *first);
   *count = 0;
   all[(*count)++] = argv[0];
   for (char *line = copy; line;) {
@@ -130,6 +140,7 @@ bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int
       return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found config, expected it on the command line alone", lines);
     const bool skip = known && given(p, argc, argv, known);
     if (known && !check_value(known, skip, file, lines, strchr(option, '='), err)) return false;
+    if (known && !skip && !check_once(known, file, lines, &first[known - p->options], err)) return false;
     if (option && !skip) all[(*count)++] = option;
     line = end ? end + 1 : NULL;
   }

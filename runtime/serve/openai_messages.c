@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "formats/scan.h"
 #include "runtime/serve/fields.h"
 
 #define MESSAGES_MAX 65536
@@ -19,6 +20,9 @@ bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments,
   if (blank == text->n) return *text = (mm_str){0}, true;
   const mm_value *v = mm_body_parse(&c->arena, text->p, text->n, &wrong);
   if (!v && wrong.status != MM_BAD_INPUT) return *err = wrong, false;
+  if (strstr(wrong.text, " levels of nesting"))
+    return mm_refuse(c, 400, param, "%s: the arguments of a call: found more, expected at most %d levels of nesting", param,
+                     MM_SCAN_DEPTH_PYTHON);
   if (!v || v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
   return true;
 }
@@ -34,7 +38,7 @@ static bool part_text(mm_call *c, const mm_value *v, mm_chat_part *out) {
   if (mm_value_is(type, "refusal")) text = mm_value_get(v, "refusal");
   bool known = !type;
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
-  if (!known) return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served, text is", mm_value_shown(type));
+  if (!known) return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served, text is", MM_SHOWN_VALUE(type));
   if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of content has no text");
   if (!mm_field(c, v, "name", MM_VALUE_STRING, &name)) return false;
   out->text = mm_str_of(text);
@@ -69,7 +73,7 @@ static bool read_calls(mm_call *c, const mm_value *calls, mm_message *m, mm_err 
   for (const mm_value *v = calls->first; v; v = v->next, call++) {
     const mm_value *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"), *type = mm_value_get(v, "type"), *id;
     if (type && !mm_value_is(type, "function"))
-      return mm_refuse(c, 400, "messages", "messages: a call of type \"%.60s\" is not served, function is", mm_value_shown(type));
+      return mm_refuse(c, 400, "messages", "messages: a call of type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "messages", "messages: a call has no function with a name");
     if (!mm_field(c, v, "id", MM_VALUE_STRING, &id)) return false;
@@ -89,7 +93,7 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
   for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
     if (mm_value_is(role, roles[i].word)) return *out = roles[i].role, true;
   return mm_refuse(c, 400, "messages", "messages: found %.60s, expected a role: system, developer, user, assistant or tool",
-                   mm_value_shown(role));
+                   MM_SHOWN_VALUE(role));
 }
 
 /* The reasoning as MiniMax's own server has it: a list of objects with a text, which are joined. */
@@ -188,7 +192,7 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     const mm_value *type = mm_value_get(v, "type"), *function = mm_value_get(v, "function"), *name = mm_value_get(function, "name"),
                    *parameters = mm_value_get(function, "parameters"), *about;
     if (type && !mm_value_is(type, "function"))
-      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", mm_value_shown(type));
+      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
@@ -220,7 +224,7 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *parameters = mm_value_get(v, schema), *about;
     if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
-      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", mm_value_shown(type));
+      return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "tools", "tools: a %s has no name", anthropic ? "tool" : "function");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
@@ -252,7 +256,7 @@ bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_val
   }
   const mm_value *type = mm_value_get(choice, "type");
   if (type && !mm_value_is(type, "function"))
-    return mm_refuse(c, 400, "tool_choice", "tool_choice: type \"%.60s\" is not served, function is", mm_value_shown(type));
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
   *other = choice;
   return true;
 }
@@ -301,7 +305,7 @@ bool mm_thinking_read(mm_call *c, mm_thinking *mode) {
   type = mm_value_get(thinking, "type");
   *mode = mm_thinking_of(type);
   return !type || *mode ||
-         mm_refuse(c, 400, "thinking", "thinking.type: found %.60s, expected enabled, adaptive or disabled", mm_value_shown(type));
+         mm_refuse(c, 400, "thinking", "thinking.type: found %.60s, expected enabled, adaptive or disabled", MM_SHOWN_VALUE(type));
 }
 
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {

@@ -24,7 +24,8 @@ static bool admitted(const char *const *name, size_t names, const char *authorit
   const char *port = authority + n;
   if (*port && (*port != ':' || port[1 + strspn(port + 1, "0123456789")])) return false;
   for (size_t i = 0; i < names; i++)
-    if (strcmp(name[i], "*") == 0 || (strlen(name[i]) == n && strncasecmp(name[i], authority, n) == 0)) return true;
+    if (strcmp(name[i], "*") == 0 || (strlen(name[i]) == n && strncasecmp(name[i], authority, n) == 0) || strcasecmp(name[i], authority) == 0)
+      return true;
   return is_local(authority, n);
 }
 
@@ -38,7 +39,19 @@ static const char *shared_with(const mm_origins *o, const mm_exchange *x) {
   return NULL;
 }
 
+/* A name or address, and a port or none. */
+static bool is_host(const char *p) {
+  const size_t n = *p == '[' ? 1 + strspn(p + 1, "0123456789abcdefABCDEF:.") : strcspn(p, ":/?#@[]*, \t");
+  const char *port = p + n;
+  if (*p == '[' && *port++ != ']') return false;
+  return n > (*p == '[') && (!*port || (*port == ':' && port[1] && !port[1 + strspn(port + 1, "0123456789")]));
+}
+
 bool mm_origin_check(const mm_origins *o, mm_err *err) {
+  for (size_t i = 0; i < o->hosts; i++)
+    if (strcmp(o->host[i], "*") != 0 && !is_host(o->host[i]))
+      return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
+                     "--allow-host: found %s, expected NAME, NAME:PORT, an address in their place ([::1]), or *", o->host[i]);
   for (size_t i = 0; i < o->origins; i++) {
     const char *p = o->origin[i], *authority = strstr(p, "://");
     if (strcmp(p, "*") == 0 || strcmp(p, "null") == 0) continue;

@@ -20,7 +20,7 @@ static bool add_parts(mm_call *c, const mm_value *content, mm_chat_part *part, s
     const mm_value *type = mm_value_get(v, "type"), *text = mm_value_get(v, mm_value_is(type, "refusal") ? "refusal" : "text");
     bool known = false;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) known |= mm_value_is(type, types[i]);
-    if (!known) return mm_refuse(c, 400, "input", "input: content of type \"%.60s\" is not served here", mm_value_shown(type));
+    if (!known) return mm_refuse(c, 400, "input", "input: content of type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "input", "input: a part of content has no text");
     part[(*n)++] = (mm_chat_part){.text = mm_str_of(text), .owner = MM_OWNER_USER};
   }
@@ -61,7 +61,7 @@ static bool join(mm_call *c, const mm_chat_part *thought, size_t thoughts, mm_me
 }
 
 static bool refuse_type(mm_call *c, const mm_value *type) {
-  return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", mm_value_shown(type));
+  return mm_refuse(c, 400, "input", "input: items of type \"%.60s\" are not served here", MM_SHOWN_VALUE(type));
 }
 
 /* One message of the assistant from items [v, end). */
@@ -106,7 +106,7 @@ static bool read_item(mm_call *c, const mm_value *v, mm_message *m, mm_err *err)
   } else if (mm_value_is(role, "system") || mm_value_is(role, "developer")) {
     m->role = MM_ROLE_SYSTEM;
   } else {
-    return mm_refuse(c, 400, "input", "input: found %.60s, expected a role: system, developer, user or assistant", mm_value_shown(role));
+    return mm_refuse(c, 400, "input", "input: found %.60s, expected a role: system, developer, user or assistant", MM_SHOWN_VALUE(role));
   }
   m->list = content && content->type == MM_VALUE_ARRAY;
   return add_parts(c, content, part, &m->part_count);

@@ -59,6 +59,7 @@ static bool encode(mm_call *c, int32_t **ids, size_t *n, mm_err *err) {
   mm_tool_rules rules;
   mm_prompt_tokens p = {0};
   if (!mm_field(c, c->body, "prompt", MM_VALUE_STRING, &text) || !mm_field_bool(c, c->body, "parse_special", &special)) return false;
+  if (text && mm_value_get(c->body, "content")) return mm_refuse(c, 400, "content", "content: not next to prompt");
   if (!text && !mm_field(c, c->body, "content", MM_VALUE_STRING, &text)) return false; /* llama.cpp's name */
   if (text && mm_value_get(c->body, "messages")) return mm_refuse(c, 400, "messages", "messages: not next to a text");
   if (text) return mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, ids, n, err);

@@ -309,7 +309,7 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
   if (!format || mm_value_is(type, "text")) return true;
   if (!object && !mm_value_is(type, "json_schema"))
     return mm_refuse(c, 400, param, "%s: found the type %.60s, expected text, json_object or json_schema", param,
-                     type ? mm_value_shown(type) : "nothing");
+                     type ? MM_SHOWN_VALUE(type) : "nothing");
   if (nested && (schema || object))
     return mm_refuse(c, 400, param, "%s: found json_schema next to %s", param, schema ? "schema" : "the type json_object");
   if (nested) schema = mm_value_get(nested, "schema");

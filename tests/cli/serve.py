@@ -438,6 +438,12 @@ def config_file():
         assert line != "no-such-option" or f"{path}: line 1: unknown option \"--no-such-option\"".encode() in done.stderr, done
         assert line not in ("port abc", "act-quant maybe", "quiet true", "max-queue 0") or f"{path}: line 1: --".encode() in done.stderr, (line, done)
         assert b"operand" not in done.stderr, (line, done)  # an option without a value did not take the directory for it
+    with open(path, "w") as f:
+        f.write("port 9000\n\nport 9001\n")
+    for options, word in ((["--config", path], f"{path}: line 3: --port: found twice, expected once; the first is in line 1"), (["--allow-host", "http://x"], "--allow-host: found http://x"),
+                          (["--prefill-min", "5"], "--prefill-min: expected --prefill-from"), (["--prefill-timeout", "5"], "--prefill-timeout: expected")):
+        done = subprocess.run([f"{BIN}/minimax-serve", *options, PACKED, "--check"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and word in done.stderr, (options, done)
     done = subprocess.run([f"{BIN}/minimax-serve", "--host", "no.such.host.invalid", "--port", "0", PACKED], capture_output=True, timeout=60)
     assert done.returncode == 5 and b"no.such.host.invalid: listen on port 0: found no such address: " in done.stderr, done
     done = subprocess.run(["sh", "-c", f"ulimit -n 6; exec {BIN}/minimax-serve {PACKED}"], capture_output=True, timeout=60)

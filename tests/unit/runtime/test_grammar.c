@@ -301,6 +301,8 @@ TEST(what_is_not_served_is_refused_by_name) {
       {"{\"type\": \"array\", \"contains\": {\"type\": \"boolean\"}, \"maxContains\": 0}", "schema: contains: more than maxContains"},
       {"{\"type\": \"array\", \"contains\": {\"type\": \"boolean\"}, \"maxItems\": 0}", "schema: found fewer items"},
       {"{\"$ref\": \"#/nowhere\"}", "$ref"},
+      {"{\"$ref\": \"#\"}", "$ref: leads to itself"},
+      {"{\"$defs\": {\"a\": {\"$ref\": \"#/$defs/a\"}}, \"$ref\": \"#/$defs/a\"}", "$ref: leads to itself"},
       {"{\"$defs\": {\"a\": {\"anyOf\": [{\"$ref\": \"#/$defs/a\"}, {\"type\": \"null\"}]}}, \"$ref\": \"#/$defs/a\"}", "$ref"},
       {"{\"type\": \"thing\"}", "type"},
       {"false", "schema"},
