@@ -39,7 +39,8 @@ static bool is_pointer(const mm_scan *s) {
 bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
   if (mm_scan_peek(s) != bracket && is_pointer(s))
     return mm_fail(err, s->status, "E_JSON", mm_at_offset(s->file, s->tensor, s->pos),
-                   "found a Git LFS pointer, the text is not here: run `git lfs pull`; expected %s", bracket == '{' ? "an object" : "an array");
+                   "found a Git LFS pointer, the text is not here: run `git lfs pull`; expected %s",
+                   bracket == '{' ? "an object" : "an array");
   if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
   const unsigned depth = s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH;
   if (s->depth == depth) {
