@@ -30,7 +30,17 @@ char mm_scan_space(mm_scan *s) {
   return 0;
 }
 
+/* The whole text is what Git LFS keeps in a file's place. */
+static bool is_pointer(const mm_scan *s) {
+  const size_t n = sizeof MM_LFS_POINTER - 1;
+  return s->depth == 0 && s->base == 0 && s->len - s->pos >= n && memcmp(s->text + s->pos, MM_LFS_POINTER, n) == 0;
+}
+
 bool mm_scan_open(mm_scan *s, char bracket, mm_err *err) {
+  if (mm_scan_peek(s) != bracket && is_pointer(s))
+    return mm_fail(err, s->status, "E_JSON", mm_at_offset(s->file, s->tensor, s->pos),
+                   "found a Git LFS pointer, the text is not here: run `git lfs pull`; expected %s",
+                   bracket == '{' ? "an object" : "an array");
   if (mm_scan_peek(s) != bracket) return fail(s, "E_JSON", bracket == '{' ? "an object" : "an array", err);
   const unsigned depth = s->python ? MM_SCAN_DEPTH_PYTHON : MM_SCAN_DEPTH;
   if (s->depth == depth) {

@@ -49,16 +49,13 @@ static void put_names(char *out, size_t cap) {
     }
 }
 
-/* A model_type of another family contradicts the name. Early copies of M2 say "minimax", and M3's text config says "minimax_m2": these
- * decide nothing. */
+/* Any other model_type than the family's contradicts the name. Early copies of M2 say "minimax", and M3's text config says "minimax_m2":
+ * these decide nothing. */
 static bool same_family(const mm_arch *a, const char *name, const char *type, const char *folded, const char *file, mm_err *err) {
   const bool vague = strcmp(folded, "minimax") == 0 || (a == &mm_arch_minimax_m3 && strcmp(folded, "minimaxm2") == 0);
   if (vague || listed(a->model_types, folded)) return true;
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (listed(all[i]->model_types, folded))
-      return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(file, NULL),
-                     "key \"model_type\": found \"%s\", expected the family of \"%s\" in key \"architectures\"", type, name);
-  return true;
+  return mm_fail(err, MM_BAD_INPUT, "E_CFG_RANGE", mm_at(file, NULL),
+                 "key \"model_type\": found \"%s\", expected the family of \"%s\" in key \"architectures\"", MM_ESCAPED(64, type), name);
 }
 
 static const mm_arch *find(const char *name, const char *type, const char *file, mm_err *err) {

@@ -52,6 +52,14 @@ for place in "$host:/usr" "$host/stage/one:/usr/local" ":$host/new"; do
   recipe uninstall "${place%%:*}" "${place#*:}" | sh -e
   tree "$host" | diff "$TMPDIR/before" - || { echo "$place: install and uninstall leave another tree"; exit 1; }
 done
+blocked=$TMPDIR/blocked # its share is a file: nothing can be installed there, and nothing stays of the try
+mkdir "$blocked" && echo x >"$blocked/share"
+recipe install "" "$blocked" | sh -e 2>"$TMPDIR/said" && { echo "$blocked: installed"; exit 1; }
+left=$(find "$blocked" -mindepth 1 | xargs)
+[ "$left" = "$blocked/share" ] || { echo "after an install that failed: $left"; exit 1; }
+recipe uninstall "" "$blocked" | sh -e
+left=$(find "$blocked" -mindepth 1 | xargs)
+[ "$left" = "$blocked/share" ] || { echo "after the uninstall behind it: $left"; exit 1; }
 for target in install uninstall; do # a unit and a pkg-config file with a relative path are of no use
   ! make -n $target BUILD="$BUILD" PREFIX="here there" >"$TMPDIR/said" 2>&1 && grep -qF 'PREFIX: found "here there", expected an absolute path' "$TMPDIR/said" ||
     { echo "$target into a relative PREFIX: $(tail -n 1 "$TMPDIR/said")"; exit 1; }

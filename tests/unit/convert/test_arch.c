@@ -241,6 +241,10 @@ TEST(test_contradictions) {
   BOTH(m1, "\"hidden_size\":96", "\"hidden_size\":96,\"decoder_attention_types\":[0,1,0,0,0]", "key \"decoder_attention_types\": found 0/");
   BOTH(m1, "\"minimax_m1\"", "\"minimax_m2\"", "key \"model_type\": found \"minimax_m2\", expected the family of \"MiniMaxM1ForCausalLM\"");
   BOTH(m2, "\"minimax_m2\"", "\"MiniMax-Text-01\"", "key \"model_type\": found \"MiniMax-Text-01\"");
+  BOTH(m2, "\"minimax_m2\"", "\"llama\"", "key \"model_type\": found \"llama\", expected the family of \"MiniMaxM2ForCausalLM\"");
+  BOTH(m1, "\"minimax_m1\"", "\"mixtral\"", "key \"model_type\": found \"mixtral\", expected the family of \"MiniMaxM1ForCausalLM\"");
+  BOTH(m1, "\"minimax_m1\"", "\"\"", "key \"model_type\": found \"\", expected the family");
+  READS(m2, "\"minimax_m2\"", "null", family, MM_FAMILY_M2);
   READS(m2, "\"minimax_m2\"", "\"minimax\"", family, MM_FAMILY_M2); /* early copies of M2 */
 }
 

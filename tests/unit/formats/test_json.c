@@ -29,6 +29,9 @@ TEST(test_refused) {
   REFUSES("{\"a\": \"b\\\0c\"}", "E_JSON", "offset 8: found \"\\x5c\\x00c\\x22\", expected an escape");
   REFUSES("{\"a\": 1}\0", "E_JSON", "offset 8: found \"\\x00\", expected nothing but white space");
   REFUSES("", "E_JSON", "offset 0: found the end, expected an object");
+  REFUSES("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "E_JSON",
+          "found a Git LFS pointer, the text is not here: run `git lfs pull`; expected an object");
+  REFUSES("[version https://git-lfs.github.com/spec/v1\n]", "E_JSON", "offset 1: found \"version\"");
   REFUSES("7", "E_JSON", "offset 0: found \"7\", expected an object");
   REFUSES("{\"a\": 1, \"b\": 2, \"a\": 3}", "E_JSON", "offset 17: found key \"a\" twice");
   REFUSES("[1, {\"a\": 1, \"\\u0061\": 3}]", "E_JSON", "offset 13: found key \"a\" twice");
