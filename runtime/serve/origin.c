@@ -24,7 +24,8 @@ static bool admitted(const char *const *name, size_t names, const char *authorit
   const char *port = authority + n;
   if (*port && (*port != ':' || port[1 + strspn(port + 1, "0123456789")])) return false;
   for (size_t i = 0; i < names; i++)
-    if (strcmp(name[i], "*") == 0 || (strlen(name[i]) == n && strncasecmp(name[i], authority, n) == 0) || strcasecmp(name[i], authority) == 0)
+    if (strcmp(name[i], "*") == 0 || (strlen(name[i]) == n && strncasecmp(name[i], authority, n) == 0) ||
+        strcasecmp(name[i], authority) == 0)
       return true;
   return is_local(authority, n);
 }
