@@ -292,7 +292,8 @@ static bool no_number(mm_schema_compiler *p, const mm_value *schema, const mm_de
   }
   const bool closed = (b->least || b->above) && (b->most || b->below);
   if (!closed && !beyond) beyond = "multipleOf";
-  if (!whole && !beyond && !mm_value_get(schema, "multipleOf")) beyond = lower[0] ? lower[0]->key : lower[1]->key; /* of more digits */
+  const mm_value *digits = lower[0] ? lower[0] : lower[1]; /* of more than are served */
+  if (!whole && !beyond && digits && !mm_value_get(schema, "multipleOf")) beyond = digits->key;
   if (any && beyond) p->narrowed = true, p->beyond = beyond;
   return mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
 }
