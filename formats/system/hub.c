@@ -49,14 +49,14 @@ static void name_folder(hub_revision *r, const char *path, bool is_folder) {
  * like, "@REV", "?revision=REV". path_follows: one within the repository may follow its name. */
 static hub_revision revision_in(const char *rest, bool path_follows) {
   static const char *const page[] = {"/tree/", "/blob/", "/resolve/", "/raw/", "/commit/", "/commits/", "@"};
-  static const char other[] = "/discussions/", usual[] = "main", query[] = "revision=", pull[] = "refs/",
+  static const char discussions[] = "/discussions/", usual[] = "main", query[] = "revision=", pull[] = "refs/",
                     characters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-%/";
   const char *text = NULL, *within = NULL;
   hub_revision out = {0};
   for (size_t i = 0; !text && i < sizeof page / sizeof *page; i++)
     if (strncmp(rest, page[i], strlen(page[i])) == 0) text = within = rest + strlen(page[i]);
   /* Pages to edit, upload and compare, too. */
-  if (!text && !path_follows && *rest == '/' && strncmp(rest, other, sizeof other - 1) != 0) {
+  if (!text && !path_follows && *rest == '/' && strncmp(rest, discussions, sizeof discussions - 1) != 0) {
     const char *const end = rest + 1 + strcspn(rest + 1, "/?#");
     if (*end == '/') text = within = end + 1;
   }

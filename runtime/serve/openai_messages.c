@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "formats/scan.h"
 #include "runtime/serve/fields.h"
 
 #define MESSAGES_MAX 65536
@@ -20,10 +19,10 @@ bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments,
   if (blank == text->n) return *text = (mm_str){0}, true;
   const mm_value *v = mm_body_parse(&c->arena, text->p, text->n, &wrong);
   if (!v && wrong.status != MM_BAD_INPUT) return *err = wrong, false;
-  if (strstr(wrong.text, " levels of nesting"))
-    return mm_refuse(c, 400, param, "%s: the arguments of a call: found more, expected at most %d levels of nesting", param,
-                     MM_SCAN_DEPTH_PYTHON);
-  if (!v || v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
+  static const char body[] = "E_JSON: body: "; /* the arguments are a text of their own */
+  const char *reason = wrong.text + (strncmp(wrong.text, body, sizeof body - 1) == 0 ? sizeof body - 1 : 0);
+  if (!v) return mm_refuse(c, 400, param, "%s: the arguments of a call: %s", param, reason);
+  if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
   return true;
 }
 
