@@ -208,6 +208,14 @@ const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value) {
   return to;
 }
 
+const char *mm_variable_text(char to[MM_VARIABLE_TEXT], const char *name) {
+  const char *value = getenv(name);
+  char shown[MM_VARIABLE_TEXT / 2];
+  *to = 0;
+  if (value) snprintf(to, MM_VARIABLE_TEXT, "; %s is \"%s\"", name, mm_escape(shown, sizeof shown, value, strlen(value)));
+  return to;
+}
+
 bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_value) {
   char buf[128], text[MM_LIMITS_TEXT];
   const bool memory = errno_value == ENOMEM;

@@ -100,6 +100,9 @@ bool mm_fail_thread(mm_err *err, const char *what, int errno_value) MM_NEEDS(1);
  * ENOMEM, or EAGAIN for a thread); "" where there are none. Returns `to`. */
 #define MM_LIMITS_TEXT 200
 const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value);
+/* Writes "; NAME is "VALUE"" of a variable of the environment that may be the cause of an error; "" where it is not set. Returns `to`. */
+#define MM_VARIABLE_TEXT 160
+const char *mm_variable_text(char to[MM_VARIABLE_TEXT], const char *name);
 
 /* Writes `text` (n bytes) to `out` so that a terminal shows it and obeys none of it: control bytes (C0, DEL, C1), characters that are not
  * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut

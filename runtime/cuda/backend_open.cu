@@ -314,7 +314,7 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
   if (!mm_gpu_takes_model(m, c->weights->tp, mm_attn_tp(c->weights), err)) return false;
-  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step";
+  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step (--max-num-batched-tokens)";
   const uint32_t found = m->vocab > MM_DRAW_IDS ? m->vocab : c->limits.max_tokens,
                  most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
   if (found > most)
@@ -468,8 +468,10 @@ static bool set_device(const mm_rank_place *at, mm_err *err) {
   int n = 0;
   if (!mm_cu_check(cudaGetDeviceCount(&n), "cudaGetDeviceCount", err)) return false;
   if (at->device < (uint32_t)n) return mm_cu_check(cudaSetDevice((int)at->device), "cudaSetDevice", err);
+  char visible[MM_VARIABLE_TEXT];
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                 "rank %u is to run on device %u; found %d (--devices names one for each rank)", at->rank, at->device, n);
+                 "rank %u is to run on device %u; found %d (--devices names one for each rank)%s", at->rank, at->device, n,
+                 mm_variable_text(visible, "CUDA_VISIBLE_DEVICES"));
 }
 
 /* The key of this rank's weights on the current device, so far as they are planned. */

@@ -14,7 +14,8 @@
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr double kLimit_s = 4; /* for which kernels wait for another rank */
+constexpr int kSharedQueues = 8; /* of a device, without CUDA_DEVICE_MAX_CONNECTIONS: kernels of one queue run one after the other */
+constexpr double kLimit_s = 4;   /* for which kernels wait for another rank */
 /* Blocks of a kernel of up to 384 threads, and of up to 768, that wait for other ranks; rows of few numbers, a block each. */
 constexpr uint32_t kWaitingBlocks = 96, kWideBlocks = 48, kNarrowRows = 128;
 
@@ -215,9 +216,22 @@ __global__ void __launch_bounds__(MM_CU_MAX_HIDDEN / 8)
 
 }  // namespace
 
+/* Ranks on one device wait for each other in kernels, which have to run at the same time. */
+static bool may_run_together(const mm_backend *b, mm_err *err) {
+  const char *blocking = getenv("CUDA_LAUNCH_BLOCKING"), *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const bool blocks = blocking && atoi(blocking) != 0, few = queues && atoi(queues) < kSharedQueues;
+  if (!b->c.place.shared || (!blocks && !few)) return true;
+  char text[MM_VARIABLE_TEXT];
+  return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
+                 "rank %u: found ranks on one device, whose kernels have to run at the same time%s, expected %s", b->c.weights->rank,
+                 mm_variable_text(text, blocks ? "CUDA_LAUNCH_BLOCKING" : "CUDA_DEVICE_MAX_CONNECTIONS"),
+                 blocks ? "none" : "8 to 32 or none");
+}
+
 bool mm_cu_open_ranks(mm_backend *b, mm_err *err) {
   const mm_rank_weights *w = b->c.weights;
   if (w->tp == 1) return true;
+  if (!may_run_together(b, err)) return false;
   if (!b->loading->pinned(err)) return false;
   b->memory.what = "sums over ranks";
   if (!(b->squares = b->memory.array<float>(2 * (uint64_t)b->c.limits.max_tokens + 4, err))) return false;

@@ -202,8 +202,8 @@ bool mm_engine_pool(mm_engine *e, uint32_t places, mm_err *err) {
                    e->processes.group->processes);
   if (places > left / mm_max(bytes, 1))
     return mm_fail(err, MM_LIMIT, "E_MEMORY", mm_at(NULL, NULL),
-                   "found %u pages of %llu bytes to have room for in host memory, expected at most %llu bytes in all, which are free",
-                   places, (unsigned long long)bytes, (unsigned long long)left);
+                   "--kv-offload: found %llu bytes (%u pages of %llu), expected at most %llu of host memory, which are free",
+                   (unsigned long long)places * bytes, places, (unsigned long long)bytes, (unsigned long long)left);
   for (uint32_t r = 0; r < e->started; r++)
     if (e->facts[r].page_bytes != e->facts[mm_engine_pool_rank(e, r)].page_bytes)
       return mm_fail(err, MM_BUG, "E_BUG", mm_at(NULL, NULL), "rank %u: found %llu bytes of a page, expected %llu as in the first group", r,

@@ -10,17 +10,16 @@
 /* A number of pages has 32 bits. */
 static bool is_counted(uint64_t pages) { return pages > 0 && pages < UINT32_MAX; }
 
-static bool bad_size(const char *dir, const char *of, uint64_t found, uint64_t page, mm_err *err) {
-  return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(dir, NULL),
-                 "found %llu bytes of %s for pages of the prefix cache, expected from %llu, those of one page, to %llu",
-                 (unsigned long long)found, of, (unsigned long long)page, (unsigned long long)page * (UINT32_MAX - 1));
+static bool bad_size(const char *option, uint64_t found, uint64_t page, mm_err *err) {
+  return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL), "%s: found %llu bytes, expected from %llu, those of one page, to %llu",
+                 option, (unsigned long long)found, (unsigned long long)page, (unsigned long long)page * (UINT32_MAX - 1));
 }
 
 /* A file of as many pages as disk_bytes has room for. */
 static bool open_disk(mm_scheduler *s, mm_err *err) {
   const uint32_t parts = mm_engine_pool_parts(s->engine);
   const uint64_t blocks = s->c.disk_bytes / mm_max(1, s->own.page_bytes);
-  if (!is_counted(blocks)) return bad_size(s->c.disk_dir, "disk", s->c.disk_bytes, s->own.page_bytes, err);
+  if (!is_counted(blocks)) return bad_size("--kv-offload-disk", s->c.disk_bytes, s->own.page_bytes, err);
   mm_pool_part *part = mm_calloc(parts, sizeof *part, err);
   for (uint32_t i = 0; part && i < parts; i++) part[i].memory = mm_engine_pool_part(s->engine, i, &part[i].bytes);
   s->offload.disk = part ? mm_disk_store_open(s->c.disk_dir, (uint32_t)blocks, part, parts, err) : NULL;
@@ -31,7 +30,7 @@ static bool open_disk(mm_scheduler *s, mm_err *err) {
 bool mm_offload_open(mm_scheduler *s, mm_err *err) {
   const uint64_t page = mm_engine_page_bytes(s->engine), places = page ? s->c.offload_bytes / page : 0;
   if (!s->c.offload_bytes) return true;
-  if (page && !is_counted(places)) return bad_size(NULL, "host memory", s->c.offload_bytes, page, err);
+  if (page && !is_counted(places)) return bad_size("--kv-offload", s->c.offload_bytes, page, err);
   if (!mm_engine_pool(s->engine, (uint32_t)places, err) || !mm_prefix_cache_offload(s->groups.cache, (uint32_t)places, err)) return false;
   s->own.page_bytes = page;
   s->offload.on = true;

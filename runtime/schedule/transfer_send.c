@@ -43,7 +43,7 @@ bool mm_send_open(mm_scheduler *s, mm_err *err) {
   const uint32_t places = (uint32_t)mm_min(MM_SEND_PLACES, mm_prefix_cache_counted(s->groups.cache).places / 2);
   if (!places || !mm_prefix_cache_take_places(s->groups.cache, t->place, places))
     return mm_fail(err, MM_USAGE, "E_LIMITS", mm_at(NULL, NULL),
-                   "found %llu bytes of host memory for pages of the prefix cache, expected at least %llu, those of two pages, to send any",
+                   "--kv-offload: found %llu bytes, expected at least %llu, those of two pages, to send any",
                    (unsigned long long)s->c.offload_bytes, 2 * (unsigned long long)mm_engine_page_bytes(s->engine));
   t->places = t->free_count = places;
   return (t->fd = mm_wire_listen(s->c.transfer.listen, &t->port, err)) >= 0;

@@ -218,10 +218,10 @@ on_disk(PACKED["tiny-m2"], 192)
 on_disk(GROUPS["tiny-m2"], 384)
 idle()
 counted()
-for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS"), (["--kv-offload", "5000000T"], 2, "those of one page, to "), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
-                            (["--kv-offload", "100T"], 8, "E_MEMORY"),
+for options, code, word in ((["--kv-offload", "1K"], 2, "E_LIMITS: --kv-offload: found 1024 bytes"), (["--kv-offload", "5000000T"], 2, "those of one page, to "), (["--kv-offload", "1M", "--prefix-cache", "off"], 2, "E_USAGE"),
+                            (["--kv-offload", "100T"], 8, "E_MEMORY: --kv-offload: found "),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP], 2, "E_USAGE"),
-                            (["--kv-offload", "1M", "--kv-offload-dir", TMP, "--kv-offload-disk", "1K"], 2, "E_LIMITS"),
+                            (["--kv-offload", "1M", "--kv-offload-dir", TMP, "--kv-offload-disk", "1K"], 2, "E_LIMITS: --kv-offload-disk: found 1024 bytes"),
                             (["--kv-offload", "1M", "--kv-offload-dir", TMP + "/none", "--kv-offload-disk", "1M"], 5, "E_IO"),
                             (["--kv-offload", "1M", "--kv-offload-dir", PACKED["tiny-m2"], "--kv-offload-disk", "1M"], 2, "E_OUTPUT")):
     done = subprocess.run([f"{BIN}/minimax-serve", PACKED["tiny-m2"], "--port", "0", *options], capture_output=True, text=True, timeout=60)

@@ -187,7 +187,7 @@ refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-li
 refused(m2, 2, "expected one of them", "--prefill-from", "127.0.0.1:9", "--kv-offload", "0")
 refused(m2, 2, "expected 2 to 3600 seconds", "--kv-listen", "127.0.0.1:0", "--prefill-timeout", "1")
 refused(m2, 2, "HOST:PORT", "--kv-listen", "9000")
-refused(m2, 2, "E_LIMITS", "--kv-listen", "127.0.0.1:0", "--kv-offload", "300K")
+refused(m2, 2, "E_LIMITS: --kv-offload", "--kv-listen", "127.0.0.1:0", "--kv-offload", "300K")
 with decode(m2, 9) as alone:  # nobody is there: every prompt is computed here, and the log says so
     assert "E_PREFILL" in open(alone.log).read() or "E_IO" in open(alone.log).read()
     assert answer(alone, body(1)) and split(alone)["fallbacks_total"] > 0 and "is computed here" in open(alone.log).read()

@@ -30,6 +30,26 @@ static void check_no_stream(const mm_shards *two) {
   report("streams are closed once", !fake.twice && open_streams() == 0, "one was closed twice, or not");
 }
 
+/* A rank's device is not there, as a variable of the environment may hide it. */
+static void check_hidden(const mm_shards *two) {
+  setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+  check_refused(two, "a device that is not there", "E_DEVICE",
+                "device 7; found 2 (--devices names one for each rank); CUDA_VISIBLE_DEVICES");
+  unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+/* Variables of the environment with which kernels of ranks on one device do not run at the same time. */
+static void check_variables(const mm_shards *two) {
+  static const char *const set[][2] = {{"CUDA_LAUNCH_BLOCKING", "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "1"}};
+  for (size_t i = 0; i < sizeof set / sizeof *set; i++) {
+    char text[64];
+    snprintf(text, sizeof text, "%s is \"%s\"", set[i][0], set[i][1]);
+    setenv(set[i][0], set[i][1], 1);
+    check_refused(two, "a variable that keeps kernels from running at the same time", "E_DEVICE", text);
+    unsetenv(set[i][0]);
+  }
+}
+
 /* The rank that is late has another stream for each try, and keeps those before until it closes; after too many it says so. */
 static void check_streams(const mm_shards *two) {
   placed_on[1] = 0, fake.on_launch = begin_late;
@@ -58,6 +78,7 @@ static void check_streams(const mm_shards *two) {
   close_engine(e, "its calls and its memory");
   report("streams are closed", open_streams() == 0, "some are left");
   check_no_stream(two);
+  check_variables(two);
   placed_on[1] = 1, fake.on_launch = NULL;
 }
 

@@ -115,9 +115,10 @@ bool mm_cu_check_device(mm_err *err) {
   const int built[] = {__CUDA_ARCH_LIST__};
   std::string archs;
   for (int a : built) archs += (archs.empty() ? "sm_" : ", sm_") + std::to_string(a / 10);
+  char forced[MM_VARIABLE_TEXT];
   return mm_fail(err, MM_UNSUPPORTED, "E_DEVICE", mm_at(NULL, NULL),
-                 "found device %d, %s, sm_%d%d, and code for %s; build with CUDA_ARCH=%d%d or compute_80 to have code for it", device,
-                 p.name, p.major, p.minor, archs.c_str(), p.major, p.minor);
+                 "found device %d, %s, sm_%d%d, and code for %s; build with CUDA_ARCH=%d%d or compute_80 to have code for it%s", device,
+                 p.name, p.major, p.minor, archs.c_str(), p.major, p.minor, mm_variable_text(forced, "CUDA_FORCE_PTX_JIT"));
 }
 
 cudaError_t mm_cu_judge(const void *kernel, const cudaLaunchConfig_t &c) {

@@ -159,7 +159,8 @@ bool mm_cu_malloc(void **p, uint64_t bytes, const char *what, mm_err *err) {
 /* The limit of this process that may be why the driver cannot start, which it calls by other names: of memory, or of the system. */
 static const char *limit_of(cudaError_t e, char text[MM_LIMITS_TEXT]) {
   struct rlimit files;
-  const bool starts = e == cudaErrorOperatingSystem || e == cudaErrorInitializationError || e == cudaErrorNoDevice || e == cudaErrorUnknown;
+  const bool starts = e == cudaErrorOperatingSystem || e == cudaErrorInitializationError || e == cudaErrorNoDevice ||
+                      e == cudaErrorDevicesUnavailable || e == cudaErrorUnknown;
   if (e == cudaErrorMemoryAllocation) return mm_limits_text(text, ENOMEM);
   return starts && getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 256 ? mm_limits_text(text, EMFILE) : "";
 }
@@ -171,9 +172,10 @@ bool mm_cu_check(cudaError_t e, const char *what, mm_err *err) {
   int driver = 0; /* the runtime calls a driver that is absent "insufficient" */
   if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
     return mm_fail(err, MM_IO, "E_CUDA", mm_at(NULL, NULL), "found no NVIDIA driver on this machine; --device cpu needs none");
-  char text[MM_LIMITS_TEXT];
-  return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s%s", what, cudaGetErrorString(e),
-                 limit_of(e, text));
+  char text[MM_LIMITS_TEXT], visible[MM_VARIABLE_TEXT];
+  const bool hidden = e == cudaErrorNoDevice || e == cudaErrorInvalidDevice;
+  return mm_fail(err, memory ? MM_LIMIT : MM_IO, memory ? "E_MEMORY" : "E_CUDA", mm_at(NULL, NULL), "%s: %s%s%s", what,
+                 cudaGetErrorString(e), limit_of(e, text), hidden ? mm_variable_text(visible, "CUDA_VISIBLE_DEVICES") : "");
 }
 
 cudaError_t mm_cu_reorder(uint8_t *codes, size_t words, const mm_packed *w, cudaStream_t s) {
