@@ -140,9 +140,9 @@ static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
   return true;
 }
 
-static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r, mm_err *err) {
   const mm_value *choice;
-  if (!mm_tool_word(c, v, r, &choice)) return false;
+  if (!mm_tool_word(c, v, r, &choice, err)) return false;
   return !choice || mm_tool_choose(c, v, r, mm_value_is(choice, "required"), mm_value_get(choice, "name"), "auto, none, required");
 }
 
@@ -154,5 +154,5 @@ bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *
       !mm_template_kwargs(c, out))
     return false;
   if (format && format->tags->optional) mm_thinking_set(out, mode);
-  return read_choice(c, out, rules);
+  return read_choice(c, out, rules, err);
 }

@@ -53,7 +53,7 @@ def essence(value):
     if isinstance(value, list):
         return [essence(v) for v in value]
     if isinstance(value, dict):
-        names = ("id", "item_id", "created", "created_at", "request_id", "signature", "metadata", "instructions", "tools", "tool_choice",
+        names = ("id", "item_id", "call_id", "created", "created_at", "request_id", "signature", "metadata", "instructions", "tools", "tool_choice",
                  "prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens")
         whole = {"input_tokens": value["input_tokens"] + value["cache_read_input_tokens"]} if "cache_read_input_tokens" in value else {}
         return {**{k: essence(v) for k, v in value.items() if k not in names}, **whole}
@@ -321,6 +321,35 @@ def within(s):
     assert entries["token_strs"] == [entry[i] for i in entries["tokens"]] and "</think>" in entries["token_strs"], entries
     for none in ({"return_token_strs": False, "with_pieces": None}, {}):
         assert ask(s, "/tokenize", {"prompt": "x", **none}) == ask(s, "/tokenize", {"prompt": "x"})
+
+
+def sets_of_tools(s):
+    """tool_choice allowed_tools: the request without the other tools. Two tools of one name are the same tool."""
+    def tool(api, name, **more):
+        of = {"name": name, **more}
+        return {"type": "function", "function": of} if api == "chat" else {"type": "function", **of} if api == "responses" else of
+
+    for api in ("chat", "responses"):
+        path, base = APIS[api]
+        f, g = tool(api, "f"), tool(api, "g")
+
+        def choice(mode, *tools, api=api):
+            of = {"mode": mode, "tools": list(tools)}
+            return {"type": "allowed_tools", **({"allowed_tools": of} if api == "chat" else of)}
+
+        base = {**base, **NO_THINKING, "max_tokens" if api == "chat" else "max_output_tokens": 40}
+        alone, required = ask(s, path, {**base, "tools": [g]}), ask(s, path, {**base, "tools": [g], "tool_choice": "required"})
+        assert alone[0] == required[0] == 200 and alone != required != ask(s, path, {**base, "tools": [f, g], "tool_choice": "required"}), api
+        assert ask(s, path, {**base, "tools": [f, g, f], "tool_choice": choice("auto", g)}) == alone, api
+        assert ask(s, path, {**base, "tools": [f, g, f], "tool_choice": choice("required", g, g)}) == required, api
+        for wrong in (choice("auto"), choice("none", g), choice("auto", tool(api, "h")), choice("required", g, {"type": "mcp"}), choice("auto", 5)):
+            refusal(s, path, {**base, "tools": [f, g], "tool_choice": wrong}, "tool_choice", wrong)
+    for api in ("chat", "responses", "messages"):
+        path, base = APIS[api]
+        own = "input_schema" if api == "messages" else "parameters"
+        one, other = tool(api, "f", **{own: {"type": "object"}}), tool(api, "f", **{own: {"type": "object", "properties": {"a": {}}}})
+        refusal(s, path, {**base, "tools": [one, tool(api, "g", **{own: {}}), other]}, "tools", api)
+        assert ask(s, path, {**base, "tools": [one, one]})[0] == 200, api
 
 
 def templates(s):
@@ -596,7 +625,7 @@ every_field_in_every_api()
 documented()
 checkpoint = convert("tests/data/tiny-m2")
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
-    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others, named, keys_with_nul):
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, sets_of_tools, templates, cut, as_others, named, keys_with_nul):
         test(server)
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--compat", "llama.cpp") as server:
     progress(server)
