@@ -147,12 +147,16 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   if (!m || !read_system(c, m, &n, err)) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
-    const bool user = mm_value_is(role, "user");
-    if (!user && !mm_value_is(role, "assistant"))
-      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", MM_SHOWN_VALUE(role));
+    const bool user = mm_value_is(role, "user"), system = mm_value_is(role, "system");
+    if (!user && !system && !mm_value_is(role, "assistant"))
+      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user, assistant or system", MM_SHOWN_VALUE(role));
     if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");
-    m[n] = (mm_message){.role = user ? MM_ROLE_USER : MM_ROLE_ASSISTANT};
-    if (user ? !read_user(c, content, m, &n, err) : !read_assistant(c, content, &m[n++], err)) return false;
+    if (!mm_message_check(c, v, "give blocks of the types thinking and tool_use")) return false;
+    m[n] = (mm_message){.role = user ? MM_ROLE_USER : system ? MM_ROLE_SYSTEM : MM_ROLE_ASSISTANT};
+    const bool ok = user     ? read_user(c, content, m, &n, err)
+                    : system ? read_texts(c, content, &m[n++], err)
+                             : read_assistant(c, content, &m[n++], err);
+    if (!ok) return false;
   }
   out->message = m;
   out->message_count = n;

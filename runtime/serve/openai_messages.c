@@ -133,6 +133,20 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
   return !refusal || m->part_count || read_content(c, refusal, m, err);
 }
 
+bool mm_message_check(mm_call *c, const mm_value *v, const char *instead) {
+  static const char *const fields[] = {"tool_calls", "function_call",     "audio",   "reasoning_content",
+                                       "reasoning",  "reasoning_details", "refusal", "tools"};
+  const char *field = c->api->prompt ? c->api->prompt : "messages";
+  for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
+    const bool some = m->type == MM_VALUE_STRING ? m->n > 0 : m->type >= MM_VALUE_ARRAY && m->count;
+    for (size_t i = 0; some && i < sizeof fields / sizeof *fields; i++)
+      if (mm_value_key_is(m, fields[i]))
+        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i],
+                         strcmp(fields[i], "tools") == 0 ? "give tools in the request" : instead);
+  }
+  return true;
+}
+
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
   if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
@@ -141,7 +155,7 @@ static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *e
   if (tools && tools->count) return mm_refuse(c, 400, "messages", "messages: tools of a message are not served, those of the request are");
   if (m->role == MM_ROLE_TOOL && !mm_field(c, v, "tool_call_id", MM_VALUE_STRING, &id)) return false;
   m->call_id = mm_str_of(id);
-  if (m->role != MM_ROLE_ASSISTANT) return true;
+  if (m->role != MM_ROLE_ASSISTANT) return mm_message_check(c, v, "one of the assistant has it");
   return read_other(c, v, m, err) && read_calls(c, mm_value_get(v, "tool_calls"), m, err);
 }
 
@@ -255,6 +269,9 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "tools", "tools: a %s has no name", anthropic ? "tool" : "function");
+    const char *other = anthropic ? "parameters" : "input_schema"; /* of another API, where the schema would not be seen */
+    if (mm_value_get(v, "function") || mm_value_get(v, other))
+      return mm_refuse(c, 400, "tools", "tools: found %s, expected %s", mm_value_get(v, "function") ? "function" : other, schema);
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", anthropic ? "tools: an input_schema is %s" : "tools: parameters are %s", mm_value_word(parameters));
     if (!mm_field(c, v, "description", MM_VALUE_STRING, &about)) return false;

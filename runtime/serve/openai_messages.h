@@ -25,6 +25,9 @@ MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_too
 /* Shared with the other APIs. */
 /* The arguments of a call as the text of a JSON object, from such a text or an object; an empty text, and NULL, are none. */
 MM_MUST_USE bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments, mm_str *text, mm_err *err);
+/* Refuses a message that has calls, reasoning or tools in fields of another kind of message or API, where nobody would see them.
+ * `instead`: what to give. */
+bool mm_message_check(mm_call *c, const mm_value *v, const char *instead);
 /* Reads tools whose function fields stand next to `type`, as in responses and in Anthropic's messages. schema is the key of the
  * parameters. */
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);

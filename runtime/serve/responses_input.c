@@ -129,6 +129,11 @@ static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
     part[1] = (mm_chat_part){.text = mm_str_of(input), .owner = MM_OWNER_USER};
     m[n++] = (mm_message){.role = MM_ROLE_USER, .part = &part[1], .part_count = 1};
   }
+  for (const mm_value *v = list ? input->first : NULL; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type");
+    const bool message = !type || mm_value_is(type, "message");
+    if (message && !mm_message_check(c, v, "give items of the types reasoning and function_call")) return false;
+  }
   for (const mm_value *v = list ? input->first : NULL, *end; v; v = end) {
     for (end = v->next; is_of_assistant(v) && end && is_of_assistant(end);) end = end->next;
     if (is_of_assistant(v) ? !read_assistant(c, v, end, &m[n++], err) : !read_item(c, v, &m[n++], err)) return false;

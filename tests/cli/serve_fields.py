@@ -273,6 +273,7 @@ def within(s):
     """Fields within messages, items and choices of tools that bind a reply elsewhere, and two that would bind it at once."""
     chat, base = APIS["chat"]
     responses, flat = APIS["responses"]
+    anthropic, own = APIS["messages"]
     f, flat_f = [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "name": "f"}]
 
     def turn(**said):
@@ -299,10 +300,27 @@ def within(s):
         ("/tokenize", {}, "prompt"), ("/tokenize", {"messages": USER, "chat_template": "x"}, "chat_template"),
         (chat + "/input_tokens", {"messages": USER, "min_tokens": 1}, "min_tokens"), (responses + "/input_tokens", {"input": "x", "messages": USER}, "messages"),
         ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
+        (chat, {**base, "messages": [{**USER[0], "tool_calls": [{"function": call}]}]}, "tool_calls is no field of such a message"),
+        (chat, {**base, "messages": [{"role": "system", "content": "x", "reasoning_content": "y"}, *USER]}, "reasoning_content is no field"),
+        (responses, {**flat, "input": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{"function": call}]}, *USER]}, "tool_calls is no field"),
+        (responses, {**flat, "input": [{**USER[0], "type": "message", "tools": f}]}, "give tools in the request"),
+        (anthropic, {**own, "messages": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{"function": call}]}, *USER]}, "blocks of the types"),
+        (anthropic, {**own, "messages": [{**USER[0], "tools": f}]}, "give tools in the request"),
+        (anthropic, {**own, "tools": [{"name": "f", "parameters": {}}]}, "found parameters, expected input_schema"),
+        (responses, {**flat, "tools": [{**flat_f[0], "input_schema": {}}]}, "found input_schema, expected parameters"),
+        (responses, {**flat, "tools": [{**flat_f[0], "function": {}}]}, "found function, expected parameters"),
+        (anthropic, {**own, "messages": [{"role": "tool", "content": "x"}]}, "expected user, assistant or system"),
     ]:
         error = s.post(path, body, 400)["error"]
         assert name in error["message"], (path, name, error)
     plain = ask(s, chat, turn())
+    for same in ({"tool_calls": [], "reasoning_content": "", "audio": None}, {"tools": None, "refusal": ""}):
+        assert ask(s, chat, {**base, "messages": [{**USER[0], **same}]}) == ask(s, chat, base)
+    alpha = {"role": "system", "content": "Alpha."}
+    counted = {k: s.post("/v1/messages/count_tokens", {**more, "messages": m})["input_tokens"] for k, m, more in (
+        ("field", USER, {"system": "Alpha."}), ("first", [alpha, *USER], {}), ("last", [*USER, alpha], {}), ("none", USER, {}))}
+    wanted = s.post(chat + "/input_tokens", {"messages": [*USER, alpha]})["input_tokens"]
+    assert counted["none"] != counted["field"] == counted["first"] != counted["last"] == wanted, (counted, wanted)
     assert plain[0] == 200 and plain == ask(s, chat, turn(function_call=None, audio=None, refusal=None, reasoning=None))
     assert plain != ask(s, chat, turn(refusal="I do not.")) == ask(s, chat, turn(content="I do not."))
     used = [{"id": "c", "type": "function", "function": call}]
