@@ -84,8 +84,8 @@ def refusal(s, path, body, name, where):
     error = reply.get("error", {}) if isinstance(reply, dict) else {}
     said = error.get("message", "")
     assert status == (404 if name == "model" and "model" in said and isinstance(body["model"], str) else 400), (where, status, reply)
-    assert name in said or error.get("param") == name or (name == "prompt" and "the prompt is empty" in said) or name == "system", (where, error)
-    if "param" in error and name not in ("system",):
+    assert name in said or error.get("param") == name or (name == "prompt" and "the prompt is empty" in said), (where, error)
+    if "param" in error:
         assert error["param"] == name.split(".")[0], (where, error)
 
 
@@ -309,6 +309,7 @@ def within(s):
         (anthropic, {**own, "tools": [{"name": "f", "parameters": {}}]}, "found parameters, expected input_schema"),
         (responses, {**flat, "tools": [{**flat_f[0], "input_schema": {}}]}, "found input_schema, expected parameters"),
         (responses, {**flat, "tools": [{**flat_f[0], "function": {}}]}, "found function, expected parameters"),
+        (anthropic, {**own, "system": 1}, "system: found a number"), (anthropic, {**own, "system": [{"type": "image"}]}, 'system: content of type "image"'),
         (anthropic, {**own, "messages": [{"role": "tool", "content": "x"}]}, "expected user, assistant or system"),
     ]:
         error = s.post(path, body, 400)["error"]
