@@ -309,6 +309,8 @@ def within(s):
         (anthropic, {**own, "tools": [{"name": "f", "parameters": {}}]}, "found parameters, expected input_schema"),
         (responses, {**flat, "tools": [{**flat_f[0], "input_schema": {}}]}, "found input_schema, expected parameters"),
         (responses, {**flat, "tools": [{**flat_f[0], "function": {}}]}, "found function, expected parameters"),
+        (anthropic, {**own, "output_config": {"type": "json_schema", "schema": {"const": 1}}}, "output_config: found type, expected it within format"),
+        (responses, {**flat, "text": {"schema": {"const": 1}}}, "text: found schema, expected it within format"),
         (anthropic, {**own, "system": 1}, "system: found a number"), (anthropic, {**own, "system": [{"type": "image"}]}, 'system: content of type "image"'),
         (anthropic, {**own, "messages": [{"role": "tool", "content": "x"}]}, "expected user, assistant or system"),
     ]:
