@@ -257,7 +257,8 @@ bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v) {
 static bool is_of(const mm_value *v, unsigned firsts) {
   const int first = mm_schema_first(v->raw[0]);
   if (!(firsts & 1u << first)) return false;
-  return first != MM_FIRST_NUMBER || firsts & MM_SCHEMA_ANY_NUMBER || floor(mm_value_real(v)) == mm_value_real(v);
+  const double x = first == MM_FIRST_NUMBER ? mm_value_real(v) : 0;
+  return firsts & MM_SCHEMA_ANY_NUMBER || (isfinite(x) && floor(x) == x);
 }
 
 /* Compiles the values of the given types among the `most` values from `first` on: counts them, then stores them. */

@@ -88,6 +88,7 @@ static const struct {
      "'$defs': {'a': {'allOf': [{'enum': [0.1, 0.2]}, {'enum': [0.10000000000000001, 0.2]}]}}}",
      {"{'x': 0.2, 'y': 0.2}"},
      {"{'x': 0.2, 'y': 0.1}"}},
+    {"{'type': 'integer', 'enum': [-1e400, 1e400, 1e2]}", {"1e2"}, {"1e400", "-1e400"}}, /* read as infinite, which is not whole */
     /* An alternative that leaves values out may share them. */
     {"{'oneOf': [{'const': 0.5}, {'oneOf': [{'type': ['number', 'string']}, {'type': 'integer'}]}]}", {"'a'"}, {"0.5"}},
     {"{'properties': {'k': {'$ref': '#/$defs/x'}, 'l': {'oneOf': [{'const': 0.5}, {'$ref': '#/$defs/x'}]}}, 'required': ['k', 'l'], "
