@@ -293,6 +293,8 @@ def within(s):
         (responses, {**flat, "reasoning": {"effort": 5}}, "effort"), (responses, {**flat, "reasoning": {"enabled": 0}}, "enabled"),
         ("/tokenize", {"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
         ("/tokenize", {"prompt": "x", "with_pieces": 1}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ("/tokenize", {"content": "x", "tools": f}, "tools"), ("/tokenize", {"prompt": "x", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
         ("/tokenize", {"prompt": "a", "content": "b b b"}, "content: not next to prompt"),
         ("/v1/completions", {"prompt": [1, "a"]}, 'prompt: found "a", expected ids'), ("/v1/completions", {"prompt": [1.5]}, "prompt: found 1.5, expected ids"),
         ("/v1/completions", {"prompt": [["a"]]}, 'prompt: found "a", expected ids'), (chat, turn(content=[{"type": "te\0xt", "text": "x"}]), "te\\x00xt"),
@@ -340,7 +342,7 @@ def within(s):
     entry = {i: word for word, i in tokenizer["model"]["vocab"].items()} | {x["id"]: x["content"] for x in tokenizer["added_tokens"]}
     entries = ask(s, "/tokenize", {"prompt": "In the \u00e9\u2603\n\x7f</think>", "parse_special": True, "return_token_strs": True})[1]
     assert entries["token_strs"] == [entry[i] for i in entries["tokens"]] and "</think>" in entries["token_strs"], entries
-    for none in ({"return_token_strs": False, "with_pieces": None}, {}):
+    for none in ({"return_token_strs": False, "with_pieces": None}, {}, {"add_special_tokens": False, "messages": None, "tools": [], "add_special": True}):
         assert ask(s, "/tokenize", {"prompt": "x", **none}) == ask(s, "/tokenize", {"prompt": "x"})
 
 
