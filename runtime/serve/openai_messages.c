@@ -234,6 +234,9 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     if (type && !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
+    const bool flat = mm_value_get(v, "parameters");
+    if (flat || mm_value_get(v, "input_schema") || mm_value_get(function, "input_schema")) /* the schema would not be seen there */
+      return mm_refuse(c, 400, "tools", "tools: found %s, expected function.parameters", flat ? "parameters" : "input_schema");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
     *t = (mm_chat_tool){.json = {v->raw, v->raw_n}};

@@ -309,6 +309,8 @@ def within(s):
         (anthropic, {**own, "messages": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{"function": call}]}, *USER]}, "blocks of the types"),
         (anthropic, {**own, "messages": [{**USER[0], "tools": f}]}, "give tools in the request"),
         (anthropic, {**own, "tools": [{"name": "f", "parameters": {}}]}, "found parameters, expected input_schema"),
+        (chat, {**base, "tools": [{**f[0], "parameters": {}}]}, "found parameters, expected function.parameters"),
+        (chat, {**base, "tools": [{"type": "function", "function": {"name": "f", "input_schema": {}}}]}, "found input_schema, expected function"),
         (responses, {**flat, "tools": [{**flat_f[0], "input_schema": {}}]}, "found input_schema, expected parameters"),
         (responses, {**flat, "tools": [{**flat_f[0], "function": {}}]}, "found function, expected parameters"),
         (anthropic, {**own, "output_config": {"type": "json_schema", "schema": {"const": 1}}}, "output_config: found type, expected it within format"),
