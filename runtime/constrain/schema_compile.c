@@ -41,6 +41,7 @@ bool mm_schema_leave_out_one(mm_schema_compiler *p) {
 bool mm_schema_forget_none(mm_schema_compiler *p) {
   if (!p->none) return false;
   *p->err = (mm_err){0};
+  p->fault.property = (mm_str){0};
   p->none = false;
   p->partial |= p->narrowed;
   return true;
@@ -256,7 +257,8 @@ bool mm_schema_is_json(mm_schema_compiler *p, const mm_value *v) {
 static bool is_of(const mm_value *v, unsigned firsts) {
   const int first = mm_schema_first(v->raw[0]);
   if (!(firsts & 1u << first)) return false;
-  return first != MM_FIRST_NUMBER || firsts & MM_SCHEMA_ANY_NUMBER || floor(mm_value_real(v)) == mm_value_real(v);
+  const double x = first == MM_FIRST_NUMBER ? mm_value_real(v) : 0;
+  return firsts & MM_SCHEMA_ANY_NUMBER || (isfinite(x) && floor(x) == x);
 }
 
 /* Compiles the values of the given types among the `most` values from `first` on: counts them, then stores them. */
@@ -329,9 +331,7 @@ static bool is_values(const mm_value *m) { return mm_value_key_is(m, "enum") || 
 static bool is_listed(mm_schema_compiler *p, const mm_value *schema, const mm_value *v) {
   for (const mm_value *m = schema->first; m; m = m->next) {
     const bool list = m->key[0] == 'e' && m->type == MM_VALUE_ARRAY;
-    bool found = !is_values(m);
-    for (const mm_value *w = list ? m->first : m; w && !found; w = list ? w->next : NULL) found = mm_schema_same(p, v, w);
-    if (!found) return false;
+    if (is_values(m) && !mm_schema_in_list(p, v, m, list)) return false;
   }
   return true;
 }
@@ -378,7 +378,7 @@ static bool compile_some_values(mm_schema_compiler *p, const mm_value *schema, c
     known &= number >= 0;
   }
   if (!some.value->count && !known) return mm_schema_unserved(p, values->key, " of such values next to other keywords");
-  if (!some.value->count && beyond) p->narrowed = true, p->beyond = values->key;
+  if (!some.value->count && beyond) p->narrowed = true, p->fault.beyond = values->key;
   return some.value->count ? compile_enum(p, some.value, NULL, out)
                            : mm_schema_none(p, "enum, const: found no value of what else the schema says");
 }
@@ -457,12 +457,15 @@ static bool compile_alternatives(mm_schema_compiler *p, const mm_value *schema, 
   }
   if (!one || !p->overlap || p->err->status != MM_UNSUPPORTED) return false;
   const mm_err reason = *p->err;
+  const mm_str property = p->fault.property;
   *p->err = (mm_err){0};
+  p->fault.property = (mm_str){0};
   *out = (mm_form){0};
   const mm_value **list = mm_schema_alternatives(p, schema, any, true, &count);
   ok = list && mm_schema_any_of(p, list, count, "anyOf", out);
   if (!ok && (p->err->status == MM_UNSUPPORTED || (p->none && p->narrowed))) {
     *p->err = reason;
+    p->fault.property = property;
     p->none = false;
   }
   return ok;
@@ -534,7 +537,7 @@ static bool compile_new(mm_schema_compiler *p, const mm_value *schema, const mm_
   if (++p->compiled > MM_SCHEMAS_TRIED) return mm_schema_too_many(p, "schemas in one", p->compiled, MM_SCHEMAS_TRIED);
   if (p->depth == MM_SCHEMA_DEPTH) return mm_schema_too_many(p, "schemas within each other", MM_SCHEMA_DEPTH + 1, MM_SCHEMA_DEPTH);
   const bool narrowed = p->narrowed, partial = p->partial;
-  const char *beyond = p->beyond;
+  const char *beyond = p->fault.beyond;
   p->narrowed = p->partial = false;
   p->depth++;
   const bool ok = known_keywords(p, schema) && compile_keywords(p, schema, s);
@@ -542,7 +545,7 @@ static bool compile_new(mm_schema_compiler *p, const mm_value *schema, const mm_
   p->done[place].partial = p->partial || p->narrowed;
   p->partial = partial;
   p->narrowed = narrowed | (!ok && p->narrowed);
-  if (ok) p->beyond = beyond;
+  if (ok) p->fault.beyond = beyond;
   p->done[place].open = false;
   p->done[place].none = !ok;
   p->done[place].narrowed = !ok && p->narrowed;
@@ -573,12 +576,13 @@ const mm_form *mm_schema_compile_within(mm_arena *a, const mm_value *schema, con
   ok = ok && mm_schema_compile_value(&p, schema, &s);
   if (!ok && p.none && p.narrowed) {
     *err = (mm_err){0};
-    if (p.beyond)
-      mm_schema_unserved(&p, p.beyond, " where no value is left that is served");
+    if (p.fault.beyond)
+      mm_schema_unserved(&p, p.fault.beyond, " where no value is left that is served");
     else
       mm_schema_unserved(&p, "not", " where no value is left that is served; `if` and `oneOf` need it too");
   }
   if (!ok) mm_schema_own_keyword(p.root, err);
+  if (!ok && p.fault.property.p) mm_schema_name_property(p.fault.property, err);
   MM_FREE(p.done, p.merged, p.place, p.reference, p.part);
   return ok ? s : NULL;
 }

@@ -25,7 +25,7 @@ typedef struct mm_schema_compiled {
 typedef struct mm_schema_merged {
   const mm_value *schema, *plain; /* plain NULL: no value fits, or an error */
   bool open;                      /* it is being merged */
-  bool none, narrowed;
+  bool none, narrowed, partial;
 } mm_schema_merged;
 
 /* A string's conditions that were compiled before. */
@@ -49,6 +49,7 @@ typedef struct mm_schema_part {
 
 typedef struct mm_schema_scope mm_schema_scope;
 typedef struct mm_schema_copy mm_schema_copy;
+typedef struct mm_schema_negated mm_schema_negated;
 
 typedef struct mm_schema_compiler {
   mm_arena *arena;
@@ -73,13 +74,20 @@ typedef struct mm_schema_compiler {
   size_t copied; /* of them, to unite alternatives */
   uint64_t merging;
   size_t compiled; /* schemas in all */
-  unsigned depth, merge_depth, negations;
-  bool none;          /* the error is that no value fits */
-  bool overlap;       /* the error is that a value may fit two alternatives of oneOf */
-  bool narrowed;      /* some values are left out, of a negation, of numbers or of texts */
-  const char *beyond; /* the keyword whose numbers or texts are */
-  bool escapes;       /* a pattern of these texts has escapes by which texts are left out */
-  bool partial;       /* the form at hand may lack values that fit, because of its alternatives */
+  unsigned depth, merge_depth;
+  struct {
+    const mm_schema_negated *open; /* the innermost one at hand */
+    unsigned count;
+  } turned;      /* schemas that `not` turns round */
+  bool none;     /* the error is that no value fits */
+  bool overlap;  /* the error is that a value may fit two alternatives of oneOf */
+  bool narrowed; /* some values are left out, of a negation, of numbers or of texts */
+  bool escapes;  /* a pattern of these texts has escapes by which texts are left out */
+  bool partial;  /* the form at hand may lack values that fit, because of its alternatives */
+  struct {
+    const char *beyond; /* the keyword whose numbers or texts are left out */
+    mm_str property;    /* the innermost one whose schema the error is of; NULL: of none */
+  } fault;
   mm_automaton_budget *budget;
   const char *where, *keyword; /* of the schema, for messages; the one whose values or alternatives are compiled */
   mm_err *err;
@@ -174,6 +182,9 @@ const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n);
 bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
 /* The same value, or one that is read as the same. */
 bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
+/* The value is that of enum or const, of a list or the member itself. One that is read as the same is left out, since who reads numbers by
+ * their digits does not find it there: the form is partial. */
+bool mm_schema_in_list(mm_schema_compiler *p, const mm_value *v, const mm_value *member, bool list);
 /* The order of two numbers: by their digits; as they are read, whole ones exactly and others as doubles. */
 int mm_schema_compare_exact(const mm_value *a, const mm_value *b);
 int mm_schema_compare_read(const mm_value *a, const mm_value *b);
@@ -248,5 +259,7 @@ bool mm_schema_pattern(mm_schema_compiler *p, const char *keyword, const char *p
 /* ---- schema_words.c ---- */
 /* Where the error says that a keyword is not served that the schema does not have, names the one of its own that became it. */
 void mm_schema_own_keyword(const mm_value *schema, mm_err *err);
+/* Adds to an error about a keyword, or values, the property whose schema it is in. */
+void mm_schema_name_property(mm_str key, mm_err *err);
 
 #endif

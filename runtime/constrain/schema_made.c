@@ -92,11 +92,15 @@ int mm_schema_compare_read(const mm_value *a, const mm_value *b) {
   return whole ? mm_decimal_compare(a->text, a->n, text, n) : mm_decimal_compare(text, n, b->text, b->n);
 }
 
+/* So few digits that another number of as few is read as another one. */
+static bool is_short(const mm_value *v) { return v->n <= 15 && !memchr(v->text, 'e', v->n) && !memchr(v->text, 'E', v->n); }
+
 /* Numbers: by their digits, as ids of 64 bits differ; if not `exact`, also as they are read. */
 static bool equal_numbers(mm_schema_compiler *p, const mm_value *a, const mm_value *b, bool exact) {
   const size_t digits = a->n + b->n;
   if (digits > 40 && !mm_schema_spend(p, digits / 64)) return false;
-  return mm_schema_compare_exact(a, b) == 0 || (!exact && mm_schema_compare_read(a, b) == 0);
+  if (mm_schema_compare_exact(a, b) == 0) return true;
+  return !exact && !(is_short(a) && is_short(b)) && mm_schema_spend(p, 0) && mm_schema_compare_read(a, b) == 0;
 }
 
 static bool equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b, bool exact) {
@@ -121,6 +125,16 @@ static bool equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b, b
 
 bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b) { return equal(p, a, b, true); }
 bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b) { return equal(p, a, b, false); }
+
+bool mm_schema_in_list(mm_schema_compiler *p, const mm_value *v, const mm_value *member, bool list) {
+  bool alike = false;
+  for (const mm_value *w = list ? member->first : member; w; w = list ? w->next : NULL) {
+    if (mm_schema_same(p, v, w)) return true;
+    alike |= mm_schema_may_equal(p, v, w);
+  }
+  if (alike) p->narrowed = p->partial = true, p->fault.beyond = member->key; /* a reader of doubles finds it there */
+  return false;
+}
 
 const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n) {
   char text[24];

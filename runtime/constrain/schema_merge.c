@@ -99,8 +99,7 @@ static bool both_values(mm_schema_compiler *p, mm_value *to, const mm_value *b) 
   if (!mm_schema_spend(p, (mine ? to->count : 1) * (uint64_t)(theirs ? b->count : 1) / 64) || !mm_schema_begin(p, MM_VALUE_ARRAY, &out))
     return false;
   for (const mm_value *v = mine ? to->first : to; v; v = mine ? v->next : NULL) {
-    bool found = false;
-    for (const mm_value *w = theirs ? b->first : b; w && !found; w = theirs ? w->next : NULL) found = mm_schema_same(p, v, w);
+    const bool found = mm_schema_in_list(p, v, b, theirs);
     if (found && !mm_schema_put(p, &out, v, "")) return false;
   }
   if (p->err->status != MM_OK) return false;
@@ -312,6 +311,7 @@ static const mm_value *merge(mm_schema_compiler *p, const mm_value *schema, cons
 static const mm_value *merged_before(mm_schema_compiler *p, const mm_schema_merged *m, const char *keyword) {
   if (m->open) return mm_schema_unserved(p, keyword, " of a schema to itself"), NULL;
   p->narrowed |= m->narrowed;
+  p->partial |= m->partial;
   if (!m->plain && m->none) return mm_schema_none(p, "allOf, $ref: schemas that contradict each other"), NULL;
   return m->plain ? m->plain : (mm_schema_unserved(p, keyword, " of such schemas"), NULL);
 }
@@ -340,13 +340,18 @@ const mm_value *mm_schema_plain(mm_schema_compiler *p, const mm_value *schema) {
     if (!MM_GROW(p->merged, &p->merged_cap, p->merged_count + 1, p->err)) return NULL;
     const size_t place = p->merged_count++;
     p->merged[place] = (mm_schema_merged){.schema = schema, .open = true};
+    const bool narrowed = p->narrowed, partial = p->partial;
+    p->narrowed = p->partial = false;
     p->merge_depth++;
     const mm_value *plain = merge(p, schema, reference, all);
     p->merge_depth--;
     p->merged[place].plain = plain;
     p->merged[place].open = false;
     p->merged[place].none = p->none;
-    p->merged[place].narrowed = p->none && p->narrowed;
+    p->merged[place].narrowed = p->narrowed;
+    p->merged[place].partial = p->partial;
+    p->narrowed |= narrowed;
+    p->partial |= partial;
     return plain;
   }
   return mm_schema_too_many(p, "references to references", STEPS_MAX + 1, STEPS_MAX), NULL;

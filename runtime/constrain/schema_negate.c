@@ -234,11 +234,23 @@ static const mm_value *negate(mm_schema_compiler *p, const mm_value *schema) {
   return list.value->count == 1 ? list.value->first : mm_schema_of(p, "anyOf", list.value);
 }
 
+/* A schema that is being turned round, and the one that it stands in. */
+struct mm_schema_negated {
+  const mm_value *schema;
+  const mm_schema_negated *outer;
+};
+
 const mm_value *mm_schema_negate(mm_schema_compiler *p, const mm_value *schema) {
-  if (p->merge_depth == MM_SCHEMA_DEPTH || ++p->negations > NEGATIONS_MAX)
-    return mm_schema_too_many(p, "schemas in not, if and oneOf", p->negations, NEGATIONS_MAX), NULL;
+  const mm_schema_negated here = {schema, p->turned.open};
+  for (const mm_schema_negated *n = p->turned.open; n; n = n->outer)
+    if (n->schema == schema) return mm_schema_unserved(p, "not", " of a schema that leads to itself"), NULL;
+  if (++p->turned.count > NEGATIONS_MAX) return mm_schema_too_many(p, "schemas in not, if and oneOf", p->turned.count, NEGATIONS_MAX), NULL;
+  if (p->merge_depth == MM_SCHEMA_DEPTH)
+    return mm_schema_too_many(p, "schemas within each other", MM_SCHEMA_DEPTH + 1, MM_SCHEMA_DEPTH), NULL;
   p->merge_depth++;
+  p->turned.open = &here;
   const mm_value *out = negate(p, schema);
+  p->turned.open = here.outer;
   p->merge_depth--;
   return out;
 }

@@ -106,6 +106,7 @@ static bool compile_map(mm_schema_compiler *p, const mm_value *schema, const mm_
 typedef struct declared {
   const mm_value *schema;
   bool required;
+  mm_str key;
 } declared;
 
 /* What patternProperties say of the key, and the schema. NULL after an error. */
@@ -130,7 +131,7 @@ static bool add_required(mm_schema_compiler *p, const mm_value *key, const mm_va
   if (!schema) return false;
   if (mm_schema_is_true(schema) && more) schema = more;
   if (mm_schema_is_false(schema)) return mm_schema_none(p, "required: a key that additionalProperties refuses");
-  d[out->count] = (declared){schema, true};
+  d[out->count] = (declared){schema, true, {key->text, key->n}};
   out->literal[out->count++] = l;
   return true;
 }
@@ -151,7 +152,7 @@ static bool add_keys(mm_schema_compiler *p, const mm_value *schema, const mm_val
     l->required = is_required(required, v);
     const mm_value *value = with_patterns(p, patterns, v->key, v->key_n, v);
     if (!value) return false;
-    (*d)[out->count++] = (declared){value, l->required};
+    (*d)[out->count++] = (declared){value, l->required, {v->key, v->key_n}};
   }
   for (const mm_value *v = required ? required->first : NULL; v; v = v->next)
     if (!add_required(p, v, patterns, more, *d, out)) return false;
@@ -175,7 +176,9 @@ static bool compile_members(mm_schema_compiler *p, const declared *d, mm_form *o
     mm_literal *l = &out->literal[i];
     if (mm_schema_compile_value(p, d[i].schema, &l->value)) continue;
     l->value = NULL;
-    if (d[i].required || !mm_schema_leave_out(p)) return false;
+    if (!d[i].required && mm_schema_leave_out(p)) continue;
+    if (!p->fault.property.p) p->fault.property = d[i].key;
+    return false;
   }
   return true;
 }

@@ -135,7 +135,7 @@ static bool build(mm_schema_compiler *p, const char *keyword, const mm_text_rule
   out->automaton = mm_automaton_build(p->arena, rules, MM_AUTOMATON_JSON, p->budget, &reason, p->err);
   if (out->automaton) return true;
   const bool refuses = refused(p, keyword, reason);
-  if (p->none && fits_others(p, rules)) p->narrowed = true, p->beyond = keyword;
+  if (p->none && fits_others(p, rules)) p->narrowed = true, p->fault.beyond = keyword;
   return refuses;
 }
 
@@ -294,7 +294,7 @@ static bool no_number(mm_schema_compiler *p, const mm_value *schema, const mm_de
   if (!closed && !beyond) beyond = "multipleOf";
   const mm_value *digits = lower[0] ? lower[0] : lower[1]; /* of more than are served */
   if (!whole && !beyond && digits && !mm_value_get(schema, "multipleOf")) beyond = digits->key;
-  if (any && beyond) p->narrowed = true, p->beyond = beyond;
+  if (any && beyond) p->narrowed = true, p->fault.beyond = beyond;
   return mm_schema_none(p, "minimum, maximum, multipleOf: no number fits them");
 }
 

@@ -83,3 +83,9 @@ void mm_schema_own_keyword(const mm_value *schema, mm_err *err) {
   if (more) *more = 0; /* it is one of these that is named now */
   snprintf(start, sizeof err->text - (size_t)(start - err->text), "%s%s", own, tail);
 }
+
+void mm_schema_name_property(mm_str key, mm_err *err) {
+  const size_t n = strlen(err->text);
+  if (!strstr(err->text, "is not served") && !strstr(err->text, "no value fits")) return; /* a limit of the whole schema */
+  snprintf(err->text + n, sizeof err->text - n, "; found in the property \"%s\"", MM_ESCAPED_BYTES(96, key.p, key.n));
+}

@@ -104,12 +104,9 @@ static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
   mm_turn_settings set = {.call_prefix = "toolu_", .event = send_event};
-  const mm_value *config, *format;
   if (!mm_params_read(c, err) || !mm_params_stop(c, "stop_sequences")) return false;
   if (!c->params.max_tokens) return mm_refuse(c, 400, "max_tokens", "max_tokens: Field required");
-  if (!mm_field(c, c->body, "output_config", MM_VALUE_OBJECT, &config) || !mm_field(c, config, "format", MM_VALUE_OBJECT, &format))
-    return false;
-  return mm_turn_format(c, "output_config", format, &set.content, err) && mm_anthropic_conversation(c, &v, &rules, err) &&
+  return mm_turn_format_of(c, "output_config", &set.content, err) && mm_anthropic_conversation(c, &v, &rules, err) &&
          mm_turn_prepare(c, &v, &rules, &set, err);
 }
 

@@ -7,31 +7,31 @@
 
 #define BILLING "x-anthropic-billing-header:"
 
-static bool refuse_type(mm_call *c, const mm_value *type) {
-  return mm_refuse(c, 400, "messages", "messages: content of type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
+static bool refuse_type(mm_call *c, const char *field, const mm_value *type) {
+  return mm_refuse(c, 400, field, "%s: content of type \"%.60s\" is not served here", field, MM_SHOWN_VALUE(type));
 }
 
 /* A text block, or a string. */
-static bool add_text(mm_call *c, const mm_value *v, mm_chat_part *part, size_t *n) {
+static bool add_text(mm_call *c, const char *field, const mm_value *v, mm_chat_part *part, size_t *n) {
   const mm_value *text = v->type == MM_VALUE_STRING ? v : mm_value_get(v, "text");
-  if (v->type != MM_VALUE_STRING && !mm_value_is(mm_value_get(v, "type"), "text")) return refuse_type(c, mm_value_get(v, "type"));
-  if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a text block has no text");
+  if (v->type != MM_VALUE_STRING && !mm_value_is(mm_value_get(v, "type"), "text")) return refuse_type(c, field, mm_value_get(v, "type"));
+  if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, field, "%s: a text block has no text", field);
   part[(*n)++] = (mm_chat_part){.text = mm_str_of(text), .owner = MM_OWNER_USER};
   return true;
 }
 
-/* A string, or a list of text blocks. */
-static bool read_texts(mm_call *c, const mm_value *content, mm_message *m, mm_err *err) {
+/* A string, or a list of text blocks; `field` has them. */
+static bool read_texts(mm_call *c, const char *field, const mm_value *content, mm_message *m, mm_err *err) {
   if (!content) return true;
   m->list = content->type == MM_VALUE_ARRAY;
   if (!m->list && content->type != MM_VALUE_STRING)
-    return mm_refuse(c, 400, "messages", "messages: found %s as content", mm_value_word(content));
+    return mm_refuse(c, 400, field, "%s: found %s as content", field, mm_value_word(content));
   mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
   if (!part) return false;
   m->part = part;
-  if (!m->list) return add_text(c, content, part, &m->part_count);
+  if (!m->list) return add_text(c, field, content, part, &m->part_count);
   for (const mm_value *v = content->first; v; v = v->next)
-    if (!add_text(c, v, part, &m->part_count)) return false;
+    if (!add_text(c, field, v, part, &m->part_count)) return false;
   return true;
 }
 
@@ -53,7 +53,7 @@ static bool read_system(mm_call *c, mm_message *m, size_t *n, mm_err *err) {
   const mm_value *system = mm_value_get(c->body, "system");
   if (!system) return true;
   *m = (mm_message){.role = MM_ROLE_SYSTEM};
-  if (!read_texts(c, system, m, err)) return false;
+  if (!read_texts(c, "system", system, m, err)) return false;
   strip_billing(m);
   *n += m->part_count > 0;
   return true;
@@ -65,7 +65,7 @@ static bool read_result(mm_call *c, const mm_value *v, mm_message *m, mm_err *er
   const mm_value *id;
   if (!mm_field(c, v, "tool_use_id", MM_VALUE_STRING, &id)) return false;
   *m = (mm_message){.role = MM_ROLE_TOOL, .call_id = mm_str_of(id)};
-  if (!read_texts(c, mm_value_get(v, "content"), m, err)) return false;
+  if (!read_texts(c, "messages", mm_value_get(v, "content"), m, err)) return false;
   if (m->part_count) return true;
   static const mm_chat_part nothing = {.text = {"", 0}, .owner = MM_OWNER_USER};
   m->part = &nothing;
@@ -76,14 +76,14 @@ static bool read_result(mm_call *c, const mm_value *v, mm_message *m, mm_err *er
 
 /* The user's blocks: results first, as the API wants them, then the text. */
 static bool read_user(mm_call *c, const mm_value *content, mm_message *m, size_t *n, mm_err *err) {
-  if (content->type != MM_VALUE_ARRAY) return read_texts(c, content, &m[(*n)++], err);
+  if (content->type != MM_VALUE_ARRAY) return read_texts(c, "messages", content, &m[(*n)++], err);
   const size_t first = *n;
   mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
   size_t parts = 0;
   if (!part) return false;
   for (const mm_value *v = content->first; v; v = v->next) {
     const bool result = mm_value_is(mm_value_get(v, "type"), "tool_result");
-    if (result ? !read_result(c, v, &m[(*n)++], err) : !add_text(c, v, part, &parts)) return false;
+    if (result ? !read_result(c, v, &m[(*n)++], err) : !add_text(c, "messages", v, part, &parts)) return false;
   }
   if (parts || *n == first) m[(*n)++] = (mm_message){.role = MM_ROLE_USER, .part = part, .part_count = parts, .list = true};
   return true;
@@ -112,7 +112,7 @@ static bool add_thinking(mm_call *c, const mm_value *v, char *joined, mm_message
 }
 
 static bool read_assistant(mm_call *c, const mm_value *content, mm_message *m, mm_err *err) {
-  if (content->type != MM_VALUE_ARRAY) return read_texts(c, content, m, err);
+  if (content->type != MM_VALUE_ARRAY) return read_texts(c, "messages", content, m, err);
   mm_chat_part *part = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *part, err);
   mm_chat_call *call = mm_arena_alloc(&c->arena, (content->count + 1) * sizeof *call, err);
   char *joined = NULL;
@@ -128,7 +128,7 @@ static bool read_assistant(mm_call *c, const mm_value *content, mm_message *m, m
     else if (mm_value_is(type, "tool_use"))
       ok = read_use(c, v, &call[m->call_count++]);
     else if (!mm_value_is(type, "redacted_thinking"))
-      ok = add_text(c, v, part, &m->part_count);
+      ok = add_text(c, "messages", v, part, &m->part_count);
     if (!ok) return false;
   }
   return true;
@@ -147,12 +147,16 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   if (!m || !read_system(c, m, &n, err)) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
-    const bool user = mm_value_is(role, "user");
-    if (!user && !mm_value_is(role, "assistant"))
-      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user or assistant", MM_SHOWN_VALUE(role));
+    const bool user = mm_value_is(role, "user"), system = mm_value_is(role, "system");
+    if (!user && !system && !mm_value_is(role, "assistant"))
+      return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user, assistant or system", MM_SHOWN_VALUE(role));
     if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");
-    m[n] = (mm_message){.role = user ? MM_ROLE_USER : MM_ROLE_ASSISTANT};
-    if (user ? !read_user(c, content, m, &n, err) : !read_assistant(c, content, &m[n++], err)) return false;
+    if (!mm_message_check(c, v, "give blocks of the types thinking and tool_use")) return false;
+    m[n] = (mm_message){.role = user ? MM_ROLE_USER : system ? MM_ROLE_SYSTEM : MM_ROLE_ASSISTANT};
+    const bool ok = user     ? read_user(c, content, m, &n, err)
+                    : system ? read_texts(c, "messages", content, &m[n++], err)
+                             : read_assistant(c, content, &m[n++], err);
+    if (!ok) return false;
   }
   out->message = m;
   out->message_count = n;

@@ -230,16 +230,21 @@ static bool read_streaming(mm_call *c) {
          mm_field_bool(c, options, "continuous_usage_stats", &p->running_usage);
 }
 
-bool mm_fields_check(mm_call *c) {
-  const mm_api *a = c->api;
-  const mm_field_api api = a == &mm_api_completions                                 ? MM_FIELDS_COMPLETIONS
-                           : a == &mm_api_responses || a == &mm_api_count_responses ? MM_FIELDS_RESPONSES
-                           : a == &mm_api_messages || a == &mm_api_count_messages   ? MM_FIELDS_MESSAGES
-                                                                                    : MM_FIELDS_CHAT;
+static bool check_as(mm_call *c, mm_field_api api) {
   const char *instead;
   const mm_value *v = mm_field_refused(c->body, api, &instead);
   return !v || mm_refuse(c, 400, v->key, "%s: %s", v->key, instead);
 }
+
+bool mm_fields_check(mm_call *c) {
+  const mm_api *a = c->api;
+  return check_as(c, a == &mm_api_completions                                 ? MM_FIELDS_COMPLETIONS
+                     : a == &mm_api_responses || a == &mm_api_count_responses ? MM_FIELDS_RESPONSES
+                     : a == &mm_api_messages || a == &mm_api_count_messages   ? MM_FIELDS_MESSAGES
+                                                                              : MM_FIELDS_CHAT);
+}
+
+bool mm_fields_check_text(mm_call *c) { return check_as(c, MM_FIELDS_COMPLETIONS); }
 
 bool mm_params_read(mm_call *c, mm_err *err) {
   mm_params *p = &c->params;

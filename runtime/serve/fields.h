@@ -17,6 +17,8 @@ bool mm_field(mm_call *c, const mm_value *object, const char *key, mm_value_type
 MM_MUST_USE bool mm_params_read(mm_call *c, mm_err *err);
 /* Refuses the fields that the API does not serve although they bind a reply or its prompt elsewhere (field_table.h). */
 bool mm_fields_check(mm_call *c);
+/* The same of a request whose text is a prompt, as completions have it. */
+bool mm_fields_check_text(mm_call *c);
 /* stop strings from a string or a list of them. */
 bool mm_params_stop(mm_call *c, const char *key);
 

@@ -1,6 +1,7 @@
 /* messages, tools and what goes with them. */
 #include "runtime/serve/openai_messages.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/serve/fields.h"
@@ -132,6 +133,20 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
   return !refusal || m->part_count || read_content(c, refusal, m, err);
 }
 
+bool mm_message_check(mm_call *c, const mm_value *v, const char *instead) {
+  static const char *const fields[] = {"tool_calls", "function_call",     "audio",   "reasoning_content",
+                                       "reasoning",  "reasoning_details", "refusal", "tools"};
+  const char *field = c->api->prompt ? c->api->prompt : "messages";
+  for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
+    const bool some = m->type == MM_VALUE_STRING ? m->n > 0 : m->type >= MM_VALUE_ARRAY && m->count;
+    for (size_t i = 0; some && i < sizeof fields / sizeof *fields; i++)
+      if (mm_value_key_is(m, fields[i]))
+        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i],
+                         strcmp(fields[i], "tools") == 0 ? "give tools in the request" : instead);
+  }
+  return true;
+}
+
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
   if (!read_role(c, v, &m->role) || !read_content(c, mm_value_get(v, "content"), m, err)) return false;
@@ -140,7 +155,7 @@ static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *e
   if (tools && tools->count) return mm_refuse(c, 400, "messages", "messages: tools of a message are not served, those of the request are");
   if (m->role == MM_ROLE_TOOL && !mm_field(c, v, "tool_call_id", MM_VALUE_STRING, &id)) return false;
   m->call_id = mm_str_of(id);
-  if (m->role != MM_ROLE_ASSISTANT) return true;
+  if (m->role != MM_ROLE_ASSISTANT) return mm_message_check(c, v, "one of the assistant has it");
   return read_other(c, v, m, err) && read_calls(c, mm_value_get(v, "tool_calls"), m, err);
 }
 
@@ -178,13 +193,39 @@ static bool tools_have(const mm_conversation *v, mm_call *c, mm_str name) {
   return false;
 }
 
+/* A tool, by its name and by what the prompt says of it. */
+typedef struct named {
+  mm_str name, json;
+} named;
+
+static int compare(mm_str a, mm_str b) {
+  const int order = memcmp(a.p, b.p, mm_min(a.n, b.n));
+  return order ? order : (a.n > b.n) - (a.n < b.n);
+}
+
+static int by_name(const void *a, const void *b) {
+  const named *x = a, *y = b;
+  const int order = compare(x->name, y->name);
+  return order ? order : compare(x->json, y->json);
+}
+
+/* A call of a name is one of one tool: two of a name are the same tool. Sorts them. */
+static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count) {
+  qsort(tool, count, sizeof *tool, by_name);
+  for (size_t i = 1; i < count; i++)
+    if (mm_str_equal(tool[i - 1].name, tool[i].name) && !mm_str_equal(tool[i - 1].json, tool[i].json))
+      return mm_refuse(c, 400, "tools", "tools: two of the name \"%s\" differ", MM_ESCAPED_BYTES(128, tool[i].name.p, tool[i].name.n));
+  return true;
+}
+
 static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
   const mm_value *list;
   if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
   if (!list || !list->count) return true;
   if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tools", "tools: more than %d", TOOLS_MAX);
   mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
-  if (!t) return false;
+  named *all = mm_arena_alloc(&c->arena, list->count * sizeof *all, err), *one = all;
+  if (!t || !all) return false;
   out->tool = t;
   out->tool_count = list->count;
   for (const mm_value *v = list->first; v; v = v->next) {
@@ -193,12 +234,16 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     if (type && !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
+    const bool flat = mm_value_get(v, "parameters");
+    if (flat || mm_value_get(v, "input_schema") || mm_value_get(function, "input_schema")) /* the schema would not be seen there */
+      return mm_refuse(c, 400, "tools", "tools: found %s, expected function.parameters", flat ? "parameters" : "input_schema");
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
     *t = (mm_chat_tool){.json = {v->raw, v->raw_n}};
+    *one++ = (named){mm_str_of(name), {function->raw, function->raw_n}};
     if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !mm_field_bool(c, function, "strict", &t++->strict)) return false;
   }
-  return true;
+  return refuse_two_of_a_name(c, all, list->count);
 }
 
 /* The member of that key, which may be null. */
@@ -219,13 +264,17 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
   if (!list || !list->count) return true;
   if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tools", "tools: more than %d", TOOLS_MAX);
   mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
-  if (!t) return false;
+  named *all = mm_arena_alloc(&c->arena, list->count * sizeof *all, err);
+  if (!t || !all) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *parameters = mm_value_get(v, schema), *about;
     if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "tools", "tools: a %s has no name", anthropic ? "tool" : "function");
+    const char *other = anthropic ? "parameters" : "input_schema"; /* of another API, where the schema would not be seen */
+    if (mm_value_get(v, "function") || mm_value_get(v, other))
+      return mm_refuse(c, 400, "tools", "tools: found %s, expected %s", mm_value_get(v, "function") ? "function" : other, schema);
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", anthropic ? "tools: an input_schema is %s" : "tools: parameters are %s", mm_value_word(parameters));
     if (!mm_field(c, v, "description", MM_VALUE_STRING, &about)) return false;
@@ -235,13 +284,52 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
                                  shown[2] ? ", \"strict\": " : "", RAW(shown[2]));
     if (!json) return false;
     t[out->tool_count] = (mm_chat_tool){.json = {json, strlen(json)}};
+    all[out->tool_count] = (named){mm_str_of(name), t[out->tool_count].json};
     if (!mm_field_bool(c, v, "strict", &t[out->tool_count++].strict)) return false;
   }
   out->tool = t;
+  return refuse_two_of_a_name(c, all, list->count);
+}
+
+/* Leaves the tools that the list names, each as in `tools`, and no others. */
+static bool allow_tools(mm_call *c, mm_conversation *v, const mm_value *list, mm_err *err) {
+  mm_chat_tool *kept = mm_arena_alloc(&c->arena, (v->tool_count + 1) * sizeof *kept, err);
+  mm_str *own = mm_arena_alloc(&c->arena, (v->tool_count + 1) * sizeof *own, err);
+  bool *allowed = mm_arena_alloc(&c->arena, v->tool_count + 1, err);
+  size_t n = 0;
+  if (!kept || !own || !allowed) return false;
+  for (size_t i = 0; i < v->tool_count; i++) own[i] = mm_tool_name(c, &v->tool[i]), allowed[i] = false;
+  for (const mm_value *a = list->first; a; a = a->next) {
+    const mm_value *type = mm_value_get(a, "type"), *function = mm_value_get(a, "function"),
+                   *name = mm_value_get(function ? function : a, "name");
+    bool found = false;
+    if (!mm_value_is(type, "function"))
+      return mm_refuse(c, 400, "tool_choice", "tool_choice: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
+    for (size_t i = 0; i < v->tool_count; i++)
+      if (name && name->type == MM_VALUE_STRING && mm_str_equal(own[i], mm_str_of(name))) allowed[i] = found = true;
+    if (!found) return mm_refuse(c, 400, "tool_choice", "tool_choice: there is no tool \"%.100s\"", MM_SHOWN_VALUE(name));
+  }
+  for (size_t i = 0; i < v->tool_count; i++)
+    if (allowed[i]) kept[n++] = v->tool[i];
+  v->tool = kept;
+  v->tool_count = n;
   return true;
 }
 
-bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other) {
+/* {"mode": …, "tools": […]}: the mode is a choice, of these tools. */
+static bool read_allowed(mm_call *c, mm_conversation *v, const mm_value *choice, mm_tool_rules *r, mm_err *err) {
+  const mm_value *nested = mm_value_get(choice, "allowed_tools"), *of = nested ? nested : choice, *mode = mm_value_get(of, "mode"),
+                 *list = mm_value_get(of, "tools");
+  if (!list || list->type != MM_VALUE_ARRAY || !list->count)
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: allowed_tools has no list of tools");
+  if (!mm_value_is(mode, "auto") && !mm_value_is(mode, "required"))
+    return mm_refuse(c, 400, "tool_choice", "tool_choice: found the mode %.60s, expected auto or required", MM_SHOWN_VALUE(mode));
+  if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tool_choice", "tool_choice: more than %d tools", TOOLS_MAX);
+  if (mm_value_is(mode, "required")) r->choice = MM_TOOLS_REQUIRED;
+  return allow_tools(c, v, list, err);
+}
+
+bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other, mm_err *err) {
   const mm_value *choice = mm_value_get(c->body, "tool_choice");
   bool parallel = true;
   *other = NULL;
@@ -254,6 +342,7 @@ bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_val
     return true;
   }
   const mm_value *type = mm_value_get(choice, "type");
+  if (mm_value_is(type, "allowed_tools")) return read_allowed(c, v, choice, r, err);
   if (type && !mm_value_is(type, "function"))
     return mm_refuse(c, 400, "tool_choice", "tool_choice: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
   *other = choice;
@@ -269,9 +358,9 @@ bool mm_tool_choose(mm_call *c, const mm_conversation *v, mm_tool_rules *r, bool
   return tools_have(v, c, r->name) || mm_refuse(c, 400, "tool_choice", "tool_choice: there is no tool \"%.100s\"", r->name.p);
 }
 
-static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r, mm_err *err) {
   const mm_value *choice;
-  if (!mm_tool_word(c, v, r, &choice)) return false;
+  if (!mm_tool_word(c, v, r, &choice, err)) return false;
   return !choice || mm_tool_choose(c, v, r, mm_value_is(choice, "required"), mm_value_get(mm_value_get(choice, "function"), "name"),
                                    "auto, none, required");
 }
@@ -384,5 +473,5 @@ static bool read_template(mm_call *c, mm_conversation *out) {
 
 bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
   *out = (mm_conversation){0};
-  return read_messages(c, out, err) && read_tools(c, out, err) && read_choice(c, out, rules) && read_template(c, out);
+  return read_messages(c, out, err) && read_tools(c, out, err) && read_choice(c, out, rules, err) && read_template(c, out);
 }

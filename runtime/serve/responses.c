@@ -234,12 +234,6 @@ static void send_event(mm_turn *t, const mm_reply_event *e) {
 
 /* ---- The request ---- */
 
-static bool read_format(mm_call *c, mm_turn_settings *set, mm_err *err) {
-  const mm_value *text, *format;
-  return mm_field(c, c->body, "text", MM_VALUE_OBJECT, &text) && mm_field(c, text, "format", MM_VALUE_OBJECT, &format) &&
-         mm_turn_format(c, "text", format, &set->content, err);
-}
-
 static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
@@ -248,7 +242,8 @@ static bool begin(mm_call *c, mm_err *err) {
   if (!mm_params_read(c, err) || !mm_field_int(c, c->body, "max_output_tokens", 1, INT32_MAX, &max)) return false;
   if (max) c->params.max_tokens = (uint32_t)max;
   write_echo(c);
-  return read_format(c, &set, err) && mm_responses_conversation(c, &v, &rules, err) && mm_turn_prepare(c, &v, &rules, &set, err);
+  return mm_turn_format_of(c, "text", &set.content, err) && mm_responses_conversation(c, &v, &rules, err) &&
+         mm_turn_prepare(c, &v, &rules, &set, err);
 }
 
 static bool start(mm_call *c, mm_err *err) {

@@ -129,6 +129,11 @@ static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
     part[1] = (mm_chat_part){.text = mm_str_of(input), .owner = MM_OWNER_USER};
     m[n++] = (mm_message){.role = MM_ROLE_USER, .part = &part[1], .part_count = 1};
   }
+  for (const mm_value *v = list ? input->first : NULL; v; v = v->next) {
+    const mm_value *type = mm_value_get(v, "type");
+    const bool message = !type || mm_value_is(type, "message");
+    if (message && !mm_message_check(c, v, "give items of the types reasoning and function_call")) return false;
+  }
   for (const mm_value *v = list ? input->first : NULL, *end; v; v = end) {
     for (end = v->next; is_of_assistant(v) && end && is_of_assistant(end);) end = end->next;
     if (is_of_assistant(v) ? !read_assistant(c, v, end, &m[n++], err) : !read_item(c, v, &m[n++], err)) return false;
@@ -140,9 +145,9 @@ static bool read_input(mm_call *c, mm_conversation *out, mm_err *err) {
   return true;
 }
 
-static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
+static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r, mm_err *err) {
   const mm_value *choice;
-  if (!mm_tool_word(c, v, r, &choice)) return false;
+  if (!mm_tool_word(c, v, r, &choice, err)) return false;
   return !choice || mm_tool_choose(c, v, r, mm_value_is(choice, "required"), mm_value_get(choice, "name"), "auto, none, required");
 }
 
@@ -154,5 +159,5 @@ bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *
       !mm_template_kwargs(c, out))
     return false;
   if (format && format->tags->optional) mm_thinking_set(out, mode);
-  return read_choice(c, out, rules);
+  return read_choice(c, out, rules, err);
 }

@@ -62,6 +62,7 @@ static bool encode(mm_call *c, int32_t **ids, size_t *n, mm_err *err) {
   if (text && mm_value_get(c->body, "content")) return mm_refuse(c, 400, "content", "content: not next to prompt");
   if (!text && !mm_field(c, c->body, "content", MM_VALUE_STRING, &text)) return false; /* llama.cpp's name */
   if (text && mm_value_get(c->body, "messages")) return mm_refuse(c, 400, "messages", "messages: not next to a text");
+  if (text && !mm_fields_check_text(c)) return false;
   if (text) return mm_tokenizer_encode(c->server->tokenizer, text->text, text->n, special, ids, n, err);
   if (!mm_value_get(c->body, "messages")) return mm_refuse(c, 400, "prompt", "prompt: expected a text, or messages");
   if (!mm_fields_check(c) || !mm_openai_conversation(c, &v, &rules, err) || !mm_turn_encode(c, &v, &p, &in_reasoning, err)) return false;

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include "runtime/chat/arguments.h"
+#include "runtime/serve/fields.h"
 #include "runtime/serve/history.h"
 
 /* State shared by all turns of a call: mm_call.state. */
@@ -317,6 +318,15 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
   rule->field = c->blamed = param;
   rule->form = schema ? mm_forms_schema(&c->forms, schema, "json_schema", err) : mm_form_any_object();
   return rule->form;
+}
+
+bool mm_turn_format_of(mm_call *c, const char *param, mm_content_rule *rule, mm_err *err) {
+  static const char *const misplaced[] = {"type", "schema", "json_schema"};
+  const mm_value *object, *format;
+  if (!mm_field(c, c->body, param, MM_VALUE_OBJECT, &object) || !mm_field(c, object, "format", MM_VALUE_OBJECT, &format)) return false;
+  for (size_t i = 0; i < sizeof misplaced / sizeof *misplaced; i++)
+    if (mm_value_get(object, misplaced[i])) return mm_refuse(c, 400, param, "%s: found %s, expected it within format", param, misplaced[i]);
+  return mm_turn_format(c, param, format, rule, err);
 }
 
 bool mm_turn_start(mm_call *c, mm_err *err) { return mm_call_start(c, shape, err); }

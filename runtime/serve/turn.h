@@ -87,6 +87,8 @@ MM_MUST_USE bool mm_turn_add_texts(mm_call *c, mm_turn_sections *a, const mm_str
 /* rule->form from `{"type": …}`, which may be NULL. A schema stands as `"schema": …` or, as in OpenAI's chat, as
  * `"json_schema": {"schema": …}`. */
 MM_MUST_USE bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_content_rule *rule, mm_err *err);
+/* The same from `format` within an object of the body. */
+MM_MUST_USE bool mm_turn_format_of(mm_call *c, const char *param, mm_content_rule *rule, mm_err *err);
 /* The tokens of a conversation's prompt. */
 MM_MUST_USE bool mm_turn_encode(mm_call *c, mm_conversation *v, mm_prompt_tokens *out, bool *in_reasoning, mm_err *err);
 /* Renders, and makes a turn for each choice; for mm_api.begin. */

@@ -53,7 +53,7 @@ def essence(value):
     if isinstance(value, list):
         return [essence(v) for v in value]
     if isinstance(value, dict):
-        names = ("id", "item_id", "created", "created_at", "request_id", "signature", "metadata", "instructions", "tools", "tool_choice",
+        names = ("id", "item_id", "call_id", "created", "created_at", "request_id", "signature", "metadata", "instructions", "tools", "tool_choice",
                  "prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens")
         whole = {"input_tokens": value["input_tokens"] + value["cache_read_input_tokens"]} if "cache_read_input_tokens" in value else {}
         return {**{k: essence(v) for k, v in value.items() if k not in names}, **whole}
@@ -84,8 +84,8 @@ def refusal(s, path, body, name, where):
     error = reply.get("error", {}) if isinstance(reply, dict) else {}
     said = error.get("message", "")
     assert status == (404 if name == "model" and "model" in said and isinstance(body["model"], str) else 400), (where, status, reply)
-    assert name in said or error.get("param") == name or (name == "prompt" and "the prompt is empty" in said) or name == "system", (where, error)
-    if "param" in error and name not in ("system",):
+    assert name in said or error.get("param") == name or (name == "prompt" and "the prompt is empty" in said), (where, error)
+    if "param" in error:
         assert error["param"] == name.split(".")[0], (where, error)
 
 
@@ -273,6 +273,7 @@ def within(s):
     """Fields within messages, items and choices of tools that bind a reply elsewhere, and two that would bind it at once."""
     chat, base = APIS["chat"]
     responses, flat = APIS["responses"]
+    anthropic, own = APIS["messages"]
     f, flat_f = [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "name": "f"}]
 
     def turn(**said):
@@ -292,6 +293,8 @@ def within(s):
         (responses, {**flat, "reasoning": {"effort": 5}}, "effort"), (responses, {**flat, "reasoning": {"enabled": 0}}, "enabled"),
         ("/tokenize", {"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
         ("/tokenize", {"prompt": "x", "with_pieces": 1}, "with_pieces"), ("/tokenize", {"prompt": "x", "messages": USER}, "messages"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ("/tokenize", {"content": "x", "tools": f}, "tools"), ("/tokenize", {"prompt": "x", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
         ("/tokenize", {"prompt": "a", "content": "b b b"}, "content: not next to prompt"),
         ("/v1/completions", {"prompt": [1, "a"]}, 'prompt: found "a", expected ids'), ("/v1/completions", {"prompt": [1.5]}, "prompt: found 1.5, expected ids"),
         ("/v1/completions", {"prompt": [["a"]]}, 'prompt: found "a", expected ids'), (chat, turn(content=[{"type": "te\0xt", "text": "x"}]), "te\\x00xt"),
@@ -299,10 +302,32 @@ def within(s):
         ("/tokenize", {}, "prompt"), ("/tokenize", {"messages": USER, "chat_template": "x"}, "chat_template"),
         (chat + "/input_tokens", {"messages": USER, "min_tokens": 1}, "min_tokens"), (responses + "/input_tokens", {"input": "x", "messages": USER}, "messages"),
         ("/detokenize", {"tokens": [5], "skip_special_tokens": True}, "skip_special_tokens"),
+        (chat, {**base, "messages": [{**USER[0], "tool_calls": [{"function": call}]}]}, "tool_calls is no field of such a message"),
+        (chat, {**base, "messages": [{"role": "system", "content": "x", "reasoning_content": "y"}, *USER]}, "reasoning_content is no field"),
+        (responses, {**flat, "input": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{"function": call}]}, *USER]}, "tool_calls is no field"),
+        (responses, {**flat, "input": [{**USER[0], "type": "message", "tools": f}]}, "give tools in the request"),
+        (anthropic, {**own, "messages": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{"function": call}]}, *USER]}, "blocks of the types"),
+        (anthropic, {**own, "messages": [{**USER[0], "tools": f}]}, "give tools in the request"),
+        (anthropic, {**own, "tools": [{"name": "f", "parameters": {}}]}, "found parameters, expected input_schema"),
+        (chat, {**base, "tools": [{**f[0], "parameters": {}}]}, "found parameters, expected function.parameters"),
+        (chat, {**base, "tools": [{"type": "function", "function": {"name": "f", "input_schema": {}}}]}, "found input_schema, expected function"),
+        (responses, {**flat, "tools": [{**flat_f[0], "input_schema": {}}]}, "found input_schema, expected parameters"),
+        (responses, {**flat, "tools": [{**flat_f[0], "function": {}}]}, "found function, expected parameters"),
+        (anthropic, {**own, "output_config": {"type": "json_schema", "schema": {"const": 1}}}, "output_config: found type, expected it within format"),
+        (responses, {**flat, "text": {"schema": {"const": 1}}}, "text: found schema, expected it within format"),
+        (anthropic, {**own, "system": 1}, "system: found a number"), (anthropic, {**own, "system": [{"type": "image"}]}, 'system: content of type "image"'),
+        (anthropic, {**own, "messages": [{"role": "tool", "content": "x"}]}, "expected user, assistant or system"),
     ]:
         error = s.post(path, body, 400)["error"]
         assert name in error["message"], (path, name, error)
     plain = ask(s, chat, turn())
+    for same in ({"tool_calls": [], "reasoning_content": "", "audio": None}, {"tools": None, "refusal": ""}):
+        assert ask(s, chat, {**base, "messages": [{**USER[0], **same}]}) == ask(s, chat, base)
+    alpha = {"role": "system", "content": "Alpha."}
+    counted = {k: s.post("/v1/messages/count_tokens", {**more, "messages": m})["input_tokens"] for k, m, more in (
+        ("field", USER, {"system": "Alpha."}), ("first", [alpha, *USER], {}), ("last", [*USER, alpha], {}), ("none", USER, {}))}
+    wanted = s.post(chat + "/input_tokens", {"messages": [*USER, alpha]})["input_tokens"]
+    assert counted["none"] != counted["field"] == counted["first"] != counted["last"] == wanted, (counted, wanted)
     assert plain[0] == 200 and plain == ask(s, chat, turn(function_call=None, audio=None, refusal=None, reasoning=None))
     assert plain != ask(s, chat, turn(refusal="I do not.")) == ask(s, chat, turn(content="I do not."))
     used = [{"id": "c", "type": "function", "function": call}]
@@ -319,8 +344,37 @@ def within(s):
     entry = {i: word for word, i in tokenizer["model"]["vocab"].items()} | {x["id"]: x["content"] for x in tokenizer["added_tokens"]}
     entries = ask(s, "/tokenize", {"prompt": "In the \u00e9\u2603\n\x7f</think>", "parse_special": True, "return_token_strs": True})[1]
     assert entries["token_strs"] == [entry[i] for i in entries["tokens"]] and "</think>" in entries["token_strs"], entries
-    for none in ({"return_token_strs": False, "with_pieces": None}, {}):
+    for none in ({"return_token_strs": False, "with_pieces": None}, {}, {"add_special_tokens": False, "messages": None, "tools": [], "add_special": True}):
         assert ask(s, "/tokenize", {"prompt": "x", **none}) == ask(s, "/tokenize", {"prompt": "x"})
+
+
+def sets_of_tools(s):
+    """tool_choice allowed_tools: the request without the other tools. Two tools of one name are the same tool."""
+    def tool(api, name, **more):
+        of = {"name": name, **more}
+        return {"type": "function", "function": of} if api == "chat" else {"type": "function", **of} if api == "responses" else of
+
+    for api in ("chat", "responses"):
+        path, base = APIS[api]
+        f, g = tool(api, "f"), tool(api, "g")
+
+        def choice(mode, *tools, api=api):
+            of = {"mode": mode, "tools": list(tools)}
+            return {"type": "allowed_tools", **({"allowed_tools": of} if api == "chat" else of)}
+
+        base = {**base, **NO_THINKING, "max_tokens" if api == "chat" else "max_output_tokens": 40}
+        alone, required = ask(s, path, {**base, "tools": [g]}), ask(s, path, {**base, "tools": [g], "tool_choice": "required"})
+        assert alone[0] == required[0] == 200 and alone != required != ask(s, path, {**base, "tools": [f, g], "tool_choice": "required"}), api
+        assert ask(s, path, {**base, "tools": [f, g, f], "tool_choice": choice("auto", g)}) == alone, api
+        assert ask(s, path, {**base, "tools": [f, g, f], "tool_choice": choice("required", g, g)}) == required, api
+        for wrong in (choice("auto"), choice("none", g), choice("auto", tool(api, "h")), choice("required", g, {"type": "mcp"}), choice("auto", 5)):
+            refusal(s, path, {**base, "tools": [f, g], "tool_choice": wrong}, "tool_choice", wrong)
+    for api in ("chat", "responses", "messages"):
+        path, base = APIS[api]
+        own = "input_schema" if api == "messages" else "parameters"
+        one, other = tool(api, "f", **{own: {"type": "object"}}), tool(api, "f", **{own: {"type": "object", "properties": {"a": {}}}})
+        refusal(s, path, {**base, "tools": [one, tool(api, "g", **{own: {}}), other]}, "tools", api)
+        assert ask(s, path, {**base, "tools": [one, one]})[0] == 200, api
 
 
 def templates(s):
@@ -596,7 +650,7 @@ every_field_in_every_api()
 documented()
 checkpoint = convert("tests/data/tiny-m2")
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-model-len", "512", "--drafts", "7") as server:
-    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, templates, cut, as_others, named, keys_with_nul):
+    for test in (drafts, all_fields, nothings, formats, openapi, held_texts, within, sets_of_tools, templates, cut, as_others, named, keys_with_nul):
         test(server)
 with Server(checkpoint, "--chat-format", "minimax-m2", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--compat", "llama.cpp") as server:
     progress(server)

@@ -82,6 +82,13 @@ static const struct {
     {"{'enum': [9007199254740993, 9007199254740994, 1e23, 6e1], 'multipleOf': 2}",
      {"9007199254740994", "6e1"},
      {"9007199254740993", "1e23"}},
+    /* One that is read as a listed number, and is another one by its digits, is not generated, nor known to be of one alternative alone. */
+    {"{'enum': [0.1, 0.2], 'oneOf': [{'enum': [0.10000000000000001, 0.2]}, {'const': 0.1}]}", {"0.2"}, {"0.1"}},
+    {"{'properties': {'x': {'$ref': '#/$defs/a'}, 'y': {'oneOf': [{'$ref': '#/$defs/a'}, {'const': 0.1}]}}, 'required': ['x', 'y'], "
+     "'$defs': {'a': {'allOf': [{'enum': [0.1, 0.2]}, {'enum': [0.10000000000000001, 0.2]}]}}}",
+     {"{'x': 0.2, 'y': 0.2}"},
+     {"{'x': 0.2, 'y': 0.1}"}},
+    {"{'type': 'integer', 'enum': [-1e400, 1e400, 1e2]}", {"1e2"}, {"1e400", "-1e400"}}, /* read as infinite, which is not whole */
     /* An alternative that leaves values out may share them. */
     {"{'oneOf': [{'const': 0.5}, {'oneOf': [{'type': ['number', 'string']}, {'type': 'integer'}]}]}", {"'a'"}, {"0.5"}},
     {"{'properties': {'k': {'$ref': '#/$defs/x'}, 'l': {'oneOf': [{'const': 0.5}, {'$ref': '#/$defs/x'}]}}, 'required': ['k', 'l'], "
@@ -254,6 +261,15 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'oneOf': [{'type': 'integer', 'minimum': 9223372036854775808}, {'type': 'number'}]}", "\"oneOf\" is not served"},
       {"{'oneOf': [{'type': ['integer', 'null'], 'minimum': 9223372036854775808}, {'type': 'number'}]}", "\"oneOf\" is not served"},
       {"{'oneOf': [{'anyOf': [{'type': 'integer', 'minimum': 1e22}, {'type': 'null'}]}, {'type': 'number'}]}", "\"oneOf\" is not served"},
+      /* Numbers that are read as the same, and differ by their digits. */
+      {"{'const': 0.1, 'oneOf': [{}, {'enum': [0.10000000000000001]}]}", "\"oneOf\" is not served"},
+      {"{'const': 0.1, 'enum': [0.10000000000000001]}", "\"enum\" is not served where no value is left"},
+      {"{'allOf': [{'const': [0.1]}, {'const': [0.10000000000000001]}]}", "\"const\" is not served where no value is left"},
+      {"{'const': 9007199254740993, 'enum': [9007199254740992]}", "no value of what else the schema says: no value fits"},
+      /* Such a schema cannot be turned round. */
+      {"{'not': {'$ref': '#/not'}}", "\"not\" is not served of a schema that leads to itself"},
+      {"{'not': {'$ref': '#/$defs/l'}, '$defs': {'l': {'properties': {'n': {'$ref': '#/$defs/l'}}}}}",
+       "\"not\" is not served of a schema that leads to itself"},
       /* The same of texts that are not generated: with control characters, or beyond ASCII. */
       {"{'type': 'string', 'pattern': '^\\\\x01$'}", "\"pattern\" is not served where no value is left"},
       {"{'pattern': '^\x7f\\\\0$'}", "\"pattern\" is not served where no value is left"},
@@ -284,6 +300,12 @@ TEST(a_refusal_names_a_keyword_of_the_schema) {
       {"{'type': 'null', 'not': {'type': ['object', 'null'], 'maxProperties': 2}}", "\"maxProperties\" is not served above 1"},
       {"{'type': 'number', 'if': {'type': 'integer'}, 'then': {'type': 'null'}}", "\"if\" is not served where no value is left"},
       {"{'properties': {'</parameter>': {}}, 'patternProperties': {'^x': {}}}", "\"patternProperties\" is not served with such a key"},
+      /* The property whose schema it is in, the innermost one. */
+      {"{'properties': {'a': {'type': 'integer', 'minimum': 1e300}, 'b': {}}, 'required': ['b']}",
+       "\"minimum\" is not served where no value is left that is served; found in the property \"a\""},
+      {"{'properties': {'a': {'properties': {'b\\u0000': {'multipleOf': 0.1}}}}}", "; found in the property \"b\\x00\""},
+      {"{'required': ['a'], 'additionalProperties': {'odd': 1}}", "\"odd\" is not served; found in the property \"a\""},
+      {"{'type': 'object', 'properties': {'a': false}, 'required': ['a']}", "no value fits; found in the property \"a\""},
       /* The name of a property and a value are no keywords. */
       {"{'properties': {'exclusiveMaximum': {'not': {'type': 'number', 'minimum': 9007199254740992}}}, 'required': ['exclusiveMaximum']}",
        "\"minimum\" is not served with so many digits"},
