@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "formats/scan.h"
+#include "formats/system/file.h"
 
 #define PREFIX_BYTES 8
 #define PROBE_BYTES  512     /* of a file whose length prefix is nonsense, to say what it looks like */
@@ -44,7 +45,7 @@ static const char *looks_like(const char *head, size_t n) {
   static const struct {
     const char *magic, *what;
   } known[] = {
-      {"version https://git-lfs", "a Git LFS pointer, the tensors are not here: run `git lfs pull`"},
+      {MM_LFS_POINTER, "a Git LFS pointer, the tensors are not here: run `git lfs pull`"},
       {"<!", page},
       {"<h", page},
       {"<H", page},

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/system/file.h"
+
 #define FOUND_BYTES 24
 
 char *mm_scan_found(const mm_scan *s, char out[MM_SCAN_FOUND]) {

@@ -10,7 +10,6 @@
 extern "C" {
 #endif
 
-#define MM_LFS_POINTER       "version https://git-lfs" /* how the text begins that Git LFS keeps in a file's place */
 #define MM_SCAN_DEPTH        32
 #define MM_SCAN_DEPTH_PYTHON 256
 

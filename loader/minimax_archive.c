@@ -1,5 +1,7 @@
 /* minimax-archive: packs checkpoints for transport and cold storage, unpacks them, and signs them. */
 #include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "formats/frame.h"
@@ -16,15 +18,36 @@ typedef struct mm_archive_args {
   bool json, quiet;
 } mm_archive_args;
 
+static atomic_bool stop;
+
+/* The first signal takes away what is not finished (status 75), a second one ends at once. */
+static void on_signal(int n) {
+  atomic_store(&stop, true);
+  signal(n, SIG_DFL);
+}
+
+static bool is_stopped(const void *none) {
+  (void)none;
+  return atomic_load(&stop);
+}
+
+static void take_signals(void) {
+  const struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  if (!mm_program_hangup_ignored()) sigaction(SIGHUP, &action, NULL);
+}
+
 static bool pack_or_unpack(const mm_archive_args *a, bool pack, mm_err *err) {
   mm_archive_totals t;
   double start = mm_now();
   const char *dir = a->operand[1];
-  unsigned threads = (unsigned)a->threads;
+  const mm_archive_work work = {.threads = (unsigned)a->threads, .stopped = is_stopped};
+  take_signals();
   mm_bar *bar = mm_bar_open(a->quiet);
   mm_bar_verb(bar, pack ? "packing" : "unpacking");
-  bool ok = pack ? mm_archive_pack(dir, a->output, a->level ? (int)a->level : 1, threads, &t, err)
-                 : mm_archive_unpack(dir, a->output, threads, &t, err);
+  bool ok = pack ? mm_archive_pack(dir, a->output, a->level ? (int)a->level : 1, work, &t, err)
+                 : mm_archive_unpack(dir, a->output, work, &t, err);
   mm_bar_close(bar);
   if (!ok) return false;
   double seconds = mm_now() - start;
@@ -120,11 +143,11 @@ int main(int argc, char **argv) {
       .files =
           "DIR/archive.json  the table of an archive\n"
           "DIR/model.sig  the signature\n"
-          ".NAME.partial-pack, .NAME.partial-unpack  next to -o DIR: what a run has not finished; the next run takes it away",
+          ".NAME.partial-pack, .NAME.partial-unpack  next to -o DIR: what a run has not finished, with .mark behind it that a run "
+          "made it; a run that fails or is stopped by a signal takes both away, and after kill -9 the next run of that name does",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input or key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory "
-          "or "
-          "limit.",
+          "or limit, 75 stopped by a signal: pack or unpack again.",
   };
   return mm_program_main(&program, argc, argv, a.operand, run, &a);
 }

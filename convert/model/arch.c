@@ -374,11 +374,30 @@ bool mm_config_layers(mm_config c, const mm_config_list *x, uint32_t layers, uin
   return true;
 }
 
+static const char *const attn_keys[] = {"attn_type_list", "decoder_attention_types", "layer_types", NULL};
+
+bool mm_arch_attn_fits(const mm_arch *a, mm_config c, bool (*has)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
+  const char *key;
+  size_t at = 0;
+  mm_model m = {0};
+  if (a != &mm_arch_minimax_m1 || next_present(c, attn_keys, &at, &key)) return true;
+  if (!a->read_config(c.obj, c.file, &m, err)) return false;
+  for (uint32_t l = 0; l < m.layers; l++) {
+    const char *norm = MM_FORMATTED(64, "model.layers.%u.self_attn.norm.weight", l); /* that only lightning attention has, in one form */
+    const bool lightning = has(ctx, norm);
+    if (lightning == (m.attn[l] == MM_ATTN_LIGHTNING)) continue;
+    return mm_fail(err, MM_BAD_INPUT, "E_CFG_MISSING", mm_at(c.file, NULL),
+                   "key \"%s\": found %s, expected a list: layer %u is %s attention by default, and the source has %s \"%s\"", attn_keys[0],
+                   mm_json_get(c.obj, attn_keys[0]) ? "null" : "nothing", l, lightning ? "full" : "lightning", lightning ? "a" : "no",
+                   norm);
+  }
+  return true;
+}
+
 bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err) {
-  static const char *const keys[] = {"attn_type_list", "decoder_attention_types", "layer_types", NULL};
   static const char *const word[] = {[MM_ATTN_LIGHTNING] = "0/\"linear_attention\"", [MM_ATTN_FULL] = "1/\"full_attention\""};
   const char *key = NULL, *first = NULL;
-  for (size_t at = 0; next_present(c, keys, &at, &key); first = first ? first : key) {
+  for (size_t at = 0; next_present(c, attn_keys, &at, &key); first = first ? first : key) {
     const mm_config_list list = {key, {"linear_attention", "full_attention"}, {MM_ATTN_LIGHTNING, MM_ATTN_FULL}};
     uint8_t type[MM_MAX_LAYERS] = {0};
     bool found;

@@ -140,6 +140,10 @@ MM_MUST_USE bool mm_config_whole_rope(mm_config c, double *theta, mm_err *err);
 MM_MUST_USE bool mm_config_plain_mlp(mm_config c, mm_err *err);
 /* Fails (MM_UNSUPPORTED E_CFG_FEATURE) unless key is absent, null or the string `only`. */
 MM_MUST_USE bool mm_config_only(mm_config c, const char *key, const char *only, mm_err *err);
+/* Where no key of config says which layers are lightning attention, the weights must be of the layers that a takes by default:
+ * MM_BAD_INPUT E_CFG_MISSING else. has: whether the source has a tensor of this canonical name. */
+MM_MUST_USE bool mm_arch_attn_fits(const mm_arch *a, mm_config c, bool (*has)(const void *ctx, const char *name), const void *ctx,
+                                   mm_err *err);
 /* attn_type_list, decoder_attention_types, layer_types into m->attn; leaves m->attn when all are absent. */
 MM_MUST_USE bool mm_config_attn_types(mm_config c, mm_model *m, mm_err *err);
 

@@ -60,6 +60,17 @@ static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p
   return ok;
 }
 
+/* Another version may describe the same quantization with keys in another order. */
+static bool same_description(const mm_pack *p, const mm_plan_text *t) {
+  const char *key = strcmp(t->name, "config.json") == 0 ? "quantization_config" : "quantization";
+  mm_json *found = mm_json_load(mm_path_of(p->dir, t->name).text, MM_CONFIG_MAX, MM_IGNORED);
+  mm_json *expected = mm_json_parse(t->text, strlen(t->text), t->name, MM_IGNORED);
+  const bool same = found && expected && mm_json_same(mm_json_get(found, key), mm_json_get(expected, key));
+  mm_json_free(found);
+  mm_json_free(expected);
+  return same;
+}
+
 bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {
   if (!same_config(plan, made, p, err)) return false;
   if (strcmp(mm_target_format_name(plan->target_format), p->target_format) != 0)
@@ -69,8 +80,8 @@ bool mm_exact_texts(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm
     const mm_plan_text *t = &plan->text[i];
     if (strcmp(t->name, MM_CARD) == 0) continue;
     own_file = own_file || mm_target_format_file(t->name);
-    if (strcmp(plan->pack.tool, p->tool) == 0 && !mm_finished_has_text(p, t))
-      return another(p, t->name, "found another file than this version writes for this source", err);
+    if (strcmp(plan->pack.tool, p->tool) != 0 ? !same_description(p, t) : !mm_finished_has_text(p, t))
+      return another(p, t->name, "found another description of its quantization than this version writes for this source", err);
   }
   for (size_t i = 0; !own_file && i < p->file_count; i++)
     if (mm_target_format_file(p->file[i].name)) return another(p, p->file[i].name, "found a file that no conversion writes", err);

@@ -336,6 +336,8 @@ static bool check_model(const mm_hf *hf, mm_err *err) {
   return arch && arch->read_config(hf->config, hf->config_path, &model, err);
 }
 
+static bool has(const void *hf, const char *name) { return mm_hf_find(hf, name) != NULL; }
+
 static bool open_packed(mm_hf *hf, const mm_hf_options *o, mm_err *err) {
   if (o->names_only)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(hf->dir, NULL), "found --names-only with a packed checkpoint, expected all its files");
@@ -385,5 +387,6 @@ bool mm_hf_open(mm_hf *hf, const char *dir, const mm_hf_options *o, mm_err *err)
   if (o->for_plan && !check_model(hf, err)) return false;
   if (!(o->names_only || read_headers(hf, o->one_thread, err)) || !canonical_names(hf, err)) return false;
   mm_quantization_block(hf);
-  return true;
+  return !o->for_plan ||
+         mm_arch_attn_fits(mm_arch_find(hf->config, hf->config_path, err), (mm_config){hf->config, hf->config_path}, has, hf, err);
 }

@@ -17,6 +17,7 @@ bool mm_writer_archive_open(mm_writer *w, mm_err *err) {
   if (!a->part || !mm_archive_lanes_open(&w->lanes, w->o.threads, err)) return false;
   w->lanes.stopped = stopped;
   w->lanes.ctx = w->o.stop;
+  w->lanes.then = "--resume continues";
   return true;
 }
 

@@ -113,11 +113,11 @@ static bool open_own_folder(mm_writer *w, mm_err *err) {
   const char *name = MM_FORMATTED(32, "%u-%u", w->o.shard, w->o.shards);
   w->staging = mm_arena_printf(&w->arena, err, "%s/%s", w->stage.path, name);
   if (!w->staging) return false;
-  w->dir = -1; /* the staging directory's descriptor is w->stage's */
   if (mkdirat(w->stage.dir, name, 0700) != 0 && errno != EEXIST) return mm_fail_errno(err, mm_at(w->staging, NULL), "create", errno);
   w->dir = openat(w->stage.dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (w->dir < 0) return mm_fail_errno(err, mm_at(w->staging, NULL), "open", errno);
-  if (flock(w->dir, LOCK_EX | LOCK_NB) == 0 || mm_no_locks(errno)) return mm_fsync(w->stage.dir, w->stage.path, true, err);
+  if (flock(w->dir, LOCK_EX | LOCK_NB) == 0 || mm_no_locks(errno))
+    return mm_staging_may_exchange(&w->stage, name, err) && mm_fsync(w->stage.dir, w->stage.path, true, err);
   if (errno != EWOULDBLOCK) return mm_fail_errno(err, mm_at(w->staging, NULL), "lock", errno);
   return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(w->staging, NULL), "found another run writing this part of the output");
 }

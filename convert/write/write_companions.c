@@ -26,11 +26,14 @@ static bool can_copy(mm_writer *w, const char *name, mm_err *err) {
   if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
   const bool image = strcmp(name, "tokenizer.json") == 0;
   const uint64_t size = f.size, whole = image ? 2 * size : size, have = staged(w, name) + (image ? staged(w, w->o.baked) : 0);
+  char head[64];
+  const size_t n = (size_t)mm_min(size, sizeof head);
+  const bool here = mm_file_read(&f, path.text, head, n, 0, err) && mm_no_pointer(head, n, path.text, err);
   mm_file_close(&f);
   w->companion_bytes += whole > have ? whole - have : 0;
-  return size <= MM_COMPANION_MAX ||
-         mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(path.text, NULL), "found %llu bytes, expected at most %llu", (unsigned long long)size,
-                 (unsigned long long)MM_COMPANION_MAX);
+  return here && (size <= MM_COMPANION_MAX ||
+                  mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(path.text, NULL), "found %llu bytes, expected at most %llu",
+                          (unsigned long long)size, (unsigned long long)MM_COMPANION_MAX));
 }
 
 /* Refuses at the start what could not be copied at the end. */
@@ -59,9 +62,8 @@ static bool put_companion(mm_writer *w, const char *name, const void *bytes, siz
 
 /* The model card is not among the digests: it is there to be edited. */
 static bool write_texts(mm_writer *w, mm_err *err) {
-  const mm_plan *p = w->plan;
-  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++) {
-    const char *name = p->text[i].name, *text = p->text[i].text;
+  for (size_t i = 0; i < MM_PLAN_TEXTS && w->plan->text[i].name; i++) {
+    const char *name = w->plan->text[i].name, *text = w->plan->text[i].text;
     bool card = strcmp(name, MM_CARD) == 0;
     if (!(card ? mm_writer_replace(w, name, text, strlen(text), err) : put_companion(w, name, text, strlen(text), err))) return false;
   }
@@ -94,7 +96,8 @@ static bool copy_companion(mm_writer *w, const char *name, mm_err *err) {
   size_t n = 0;
   const mm_path path = mm_path_of(w->plan->hf->dir, name);
   char *text = mm_hf_inside(w->plan->hf, path.text, err) ? mm_file_slurp(path.text, MM_COMPANION_MAX, &n, err) : NULL;
-  bool ok = text && still_proven(w, name, path.text, text, n, err) && put_companion(w, name, text, n, err);
+  bool ok = text && mm_no_pointer(text, n, path.text, err) && still_proven(w, name, path.text, text, n, err) &&
+            put_companion(w, name, text, n, err);
   free(text);
   return ok;
 }

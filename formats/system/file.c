@@ -239,6 +239,11 @@ bool mm_size_is(const char *path, uint64_t found, uint64_t expected, mm_err *err
                                       (unsigned long long)found, (unsigned long long)expected);
 }
 
+bool mm_no_pointer(const char *text, size_t n, const char *path, mm_err *err) {
+  return n < sizeof MM_LFS_POINTER - 1 || memcmp(text, MM_LFS_POINTER, sizeof MM_LFS_POINTER - 1) != 0 ||
+         mm_fail(err, MM_BAD_INPUT, "E_JSON", mm_at(path, NULL), "found a Git LFS pointer, expected the text: run `git lfs pull`");
+}
+
 bool mm_is_dir(const char *path) {
   struct stat st;
   return stat(path, &st) == 0 && S_ISDIR(st.st_mode);

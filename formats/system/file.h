@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+#define MM_LFS_POINTER "version https://git-lfs" /* how the text begins that Git LFS keeps in a file's place */
+
 /* Identity of a file at open time; compared again at the end of a run. */
 typedef struct mm_file_id {
   uint64_t dev, ino, size;
@@ -94,6 +96,8 @@ int mm_create_at(int dirfd, const char *dir, const char *name, mm_err *err);
 MM_MUST_USE bool mm_write_file_at(int dirfd, const char *dir, const char *name, const void *buf, size_t n, mm_err *err);
 /* MM_INTEGRITY E_SIZE where a file has another size than it must have. */
 MM_MUST_USE bool mm_size_is(const char *path, uint64_t found, uint64_t expected, mm_err *err);
+/* False, MM_BAD_INPUT E_JSON, if the n bytes that a text begins with are a Git LFS pointer. */
+MM_MUST_USE bool mm_no_pointer(const char *text, size_t n, const char *path, mm_err *err);
 /* True for a directory, and for a link to one. */
 bool mm_is_dir(const char *path);
 /* Lists the open directory `dir` from its start; closedir the result. NULL: MM_IO, "cannot WHAT". `path` is for messages. */

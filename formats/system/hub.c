@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 /* ORG/NAME at the start of text, up to a character that ids do not have; its length, 0 when there is none. */
@@ -135,6 +136,17 @@ const char *mm_hub_rest(const char *dir, char *out, size_t cap) {
   return out;
 }
 
+/* The revision with the slashes that an address has as %2F: hf download would encode its % again. */
+static void plain_revision(const hub_revision *r, char out[NAME_MAX + 1]) {
+  size_t n = 0;
+  for (int i = 0; i < r->n; i++) {
+    const bool slash = r->n - i >= 3 && strncasecmp(r->text + i, "%2f", 3) == 0;
+    out[n++] = slash ? '/' : r->text[i];
+    if (slash) i += 2;
+  }
+  out[n] = 0;
+}
+
 bool mm_hub_absent(const char *given, bool convert, mm_err *err) {
   char cache[PATH_MAX], folder[PATH_MAX], then[2 * NAME_MAX + 64] = "";
   size_t n = 0;
@@ -145,12 +157,15 @@ bool mm_hub_absent(const char *given, bool convert, mm_err *err) {
   if (convert && mm_hub_cached(given, folder, sizeof folder))
     return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
                    "no such directory; the Hugging Face Hub's cache has a source of this name: convert it first: %s", then);
-  if (revision.text)
+  if (revision.text) {
+    char name[NAME_MAX + 1];
+    plain_revision(&revision, name);
     return mm_fail(
         err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
-        "no such directory; if it is meant on the Hugging Face Hub, fetch it first: hf download %.*s --revision %.*s, which prints "
+        "no such directory; if it is meant on the Hugging Face Hub, fetch it first: hf download %.*s --revision %s, which prints "
         "the directory to give",
-        (int)n, id, revision.n, revision.text);
+        (int)n, id, name);
+  }
   if (revision.folder)
     return mm_fail(
         err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),

@@ -129,19 +129,29 @@ static bool not_renamed(const mm_staging *s, mm_status status, const char *what,
       "found a directory that its file system (an overlay, with it in a lower layer) cannot rename; move it away, which copies it");
 }
 
-/* Tries to rename the old directory onto one that is not empty, which an overlay of the kernel refuses in any case: with EXDEV where it
- * cannot rename the old one at all. Other file systems are not asked. */
-bool mm_staging_may_exchange(const mm_staging *s, mm_err *err) {
+/* The reason of a rename of the old directory onto one that is not empty, which an overlay of the kernel refuses in any case: EXDEV where
+ * it cannot rename the old one at all. */
+static int try_rename(const mm_staging *s, const char *onto) {
+  const int reason = renameat(s->parent, s->new_name, s->parent, onto) == 0 ? 0 : errno;
+  if (reason == 0) renameat(s->parent, onto, s->parent, s->new_name); /* some user emptied it meanwhile */
+  return reason;
+}
+
+bool mm_staging_may_exchange(const mm_staging *s, const char *own, mm_err *err) {
   struct statfs fs;
   if (s->found != MM_TARGET_FULL || fstatfs(s->parent, &fs) != 0 || fs.f_type != OVERLAYFS_SUPER_MAGIC) return true;
+  if (own) { /* other runs are in the staging directory, too */
+    if (try_rename(s, s->name) != EXDEV) return true;
+    unlinkat(s->dir, own, AT_REMOVEDIR);
+    unlinkat(s->parent, s->name, AT_REMOVEDIR);
+    return not_renamed(s, MM_USAGE, "rename", EXDEV, err);
+  }
   const char *probe = MM_FORMATTED(NAME_MAX + 16, "%s.probe", s->name), *in = MM_FORMATTED(NAME_MAX + 16, "%s.probe/in", s->name);
   bool ok = true;
   unlinkat(s->parent, in, AT_REMOVEDIR); /* of a run that was killed here: the caller has the lock alone */
   unlinkat(s->parent, probe, AT_REMOVEDIR);
   if (mkdirat(s->parent, probe, 0700) == 0 && mkdirat(s->parent, in, 0700) == 0) {
-    const int reason = renameat(s->parent, s->new_name, s->parent, probe) == 0 ? 0 : errno;
-    if (reason == 0) renameat(s->parent, probe, s->parent, s->new_name); /* some user emptied it meanwhile */
-    ok = reason != EXDEV || not_renamed(s, MM_USAGE, "rename", reason, err);
+    ok = try_rename(s, probe) != EXDEV || not_renamed(s, MM_USAGE, "rename", EXDEV, err);
     unlinkat(s->parent, in, AT_REMOVEDIR);
   }
   unlinkat(s->parent, probe, AT_REMOVEDIR);

@@ -254,7 +254,7 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
     reason = EWOULDBLOCK;
   if (reason == 0) {
     s->dir = fd;
-    if (shared || mm_staging_may_exchange(s, err)) return true;
+    if (shared || mm_staging_may_exchange(s, NULL, err)) return true;
     if (s->made) unlinkat(s->parent, s->name, AT_REMOVEDIR);
     close(fd);
     s->dir = -1;

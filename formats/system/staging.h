@@ -92,9 +92,10 @@ void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char 
 /* --- between staging.c and replaced.c --- */
 void mm_staging_note(const char *path, const char *text);
 MM_MUST_USE bool mm_staging_exchange(mm_staging *s, mm_err *err);
-/* MM_USAGE E_OUTPUT where an overlay file system is known to refuse mm_staging_exchange; true where that is not known. The staging
- * directory is locked for this run alone. */
-MM_MUST_USE bool mm_staging_may_exchange(const mm_staging *s, mm_err *err);
+/* MM_USAGE E_OUTPUT where an overlay file system is known to refuse mm_staging_exchange; true where that is not known. own: NULL where the
+ * staging directory is locked for this run alone, else the run's own directory in it, which it has locked; a failure removes it if it is
+ * empty. */
+MM_MUST_USE bool mm_staging_may_exchange(const mm_staging *s, const char *own, mm_err *err);
 
 #ifdef __cplusplus
 }

@@ -225,12 +225,19 @@ static mm_archive_totals totals(const mm_archive *a) {
 /* Names that packing or unpacking writes, whatever the checkpoint: a part's, or a companion's of this one. */
 static bool staged(const void *ctx, const char *name) { return mm_part_named(name) || is_text(ctx, name); }
 
-bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err) {
+static bool open_lanes(mm_archive_lanes *l, mm_archive_work w, mm_err *err) {
+  if (!mm_archive_lanes_open(l, w.threads, err)) return false;
+  l->stopped = w.stopped;
+  l->then = "nothing of this run is left";
+  return true;
+}
+
+bool mm_archive_pack(const char *dir, const char *target, int level, mm_archive_work w, mm_archive_totals *t, mm_err *err) {
   mm_archive a = {0};
   mm_shards shards = {0};
   mm_staging s = MM_STAGING_NONE;
   mm_archive_lanes l = {0};
-  bool ok = mm_archive_lanes_open(&l, threads, err) && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
+  bool ok = open_lanes(&l, w, err) && mm_shards_open(&shards, dir, err) && mm_verify_listing(&shards.pack, err) &&
             mm_staging_open(&s, target, "pack", dir, 0, staged, &shards.pack, err) && pack_parts(&a, &shards.pack, &s, level, &l, err) &&
             copy_companions(&shards.pack, &s, err) && copy_manifest(&shards.pack, &s, err) && write_table(&a, &s, err) &&
             mm_staging_publish(&s, err);
@@ -250,12 +257,12 @@ static uint64_t unpacked_bytes(const mm_archive *a) {
   return n;
 }
 
-bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err) {
+bool mm_archive_unpack(const char *dir, const char *target, mm_archive_work w, mm_archive_totals *t, mm_err *err) {
   mm_archive a = {0};
   mm_staging s = MM_STAGING_NONE;
   mm_archive_lanes l = {0};
   mm_dir d = mm_dir_open(dir);
-  bool ok = mm_archive_lanes_open(&l, threads, err) && mm_archive_open(&a, dir, err);
+  bool ok = open_lanes(&l, w, err) && mm_archive_open(&a, dir, err);
   *t = totals(&a);
   ok = ok && mm_staging_open(&s, target, "unpack", dir, unpacked_bytes(&a), staged, &a.pack, err);
   for (size_t i = 0; ok && i < a.part_count; i++) ok = mm_archive_unpack_part(&a.part[i], dir, s.dir, s.path, &l, err);

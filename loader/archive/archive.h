@@ -48,11 +48,17 @@ typedef struct mm_archive_totals {
   uint64_t bytes, packed; /* of the parts */
 } mm_archive_totals;
 
+/* Threads that pack or unpack an archive, and the end of their work. */
+typedef struct mm_archive_work {
+  unsigned threads;
+  bool (*stopped)(const void *none); /* as that of the lanes; nothing is left then */
+} mm_archive_work;
+
 /* Packs the checkpoint in `dir` into the new directory `target`, at zstd level `level`. Its digests are checked on the way. */
-MM_MUST_USE bool mm_archive_pack(const char *dir, const char *target, int level, unsigned threads, mm_archive_totals *t, mm_err *err);
+MM_MUST_USE bool mm_archive_pack(const char *dir, const char *target, int level, mm_archive_work w, mm_archive_totals *t, mm_err *err);
 /* Unpacks the archive in `dir` into the new directory `target`, which then equals the one that was packed. Every block is checked against
  * the manifest before it is written: MM_INTEGRITY (E_FRAME, E_DIGEST) names file and block. */
-MM_MUST_USE bool mm_archive_unpack(const char *dir, const char *target, unsigned threads, mm_archive_totals *t, mm_err *err);
+MM_MUST_USE bool mm_archive_unpack(const char *dir, const char *target, mm_archive_work w, mm_archive_totals *t, mm_err *err);
 
 /* --- a part at a time, for whoever makes the parts (archive_part.c) --- */
 
@@ -64,8 +70,9 @@ typedef struct mm_archive_lane {
 typedef struct mm_archive_lanes {
   unsigned threads;
   mm_archive_lane *lane;
-  bool (*stopped)(const void *ctx); /* asked before a block is packed: true ends it with MM_INTERRUPTED. NULL: nobody asks */
+  bool (*stopped)(const void *ctx); /* asked before a block: true ends it with MM_INTERRUPTED. NULL: nobody asks */
   const void *ctx;
+  const char *then; /* what the line of that failure says of the next run */
 } mm_archive_lanes;
 MM_MUST_USE bool mm_archive_lanes_open(mm_archive_lanes *l, unsigned threads, mm_err *err);
 void mm_archive_lanes_close(mm_archive_lanes *l); /* accepts a zeroed one */

@@ -33,6 +33,11 @@ bool mm_archive_lanes_open(mm_archive_lanes *l, unsigned threads, mm_err *err) {
 
 size_t mm_archive_lane_bytes(int level) { return mm_frame_memory(level) + mm_frame_bound(MM_HASH_BLOCK) + MM_HASH_BLOCK; }
 
+static bool may_go_on(const mm_archive_lanes *l, mm_err *err) {
+  return !l->stopped || !l->stopped(l->ctx) ||
+         mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; %s", l->then);
+}
+
 /* ---- packing ---- */
 
 /* One part being packed. Frames follow each other in the order of their blocks, so each waits for its turn to be given its place. */
@@ -105,10 +110,7 @@ static bool pack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   packing *k = ctx;
   const mm_archive_lane *l = &k->lanes->lane[worker];
   mm_pool_at(k->p->part->file);
-  if (k->lanes->stopped && k->lanes->stopped(k->lanes->ctx)) {
-    mm_fail(err, MM_INTERRUPTED, "E_INTERRUPTED", mm_at(NULL, NULL), "stopped by a signal; --resume continues");
-    return give_up(k, b);
-  }
+  if (!may_go_on(k->lanes, err)) return give_up(k, b);
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, k->p->part->size - at);
   unsigned stride = stride_of(&k->header, at, at + n);
   size_t bytes;
@@ -151,18 +153,18 @@ typedef struct unpacking {
   mm_path from, to;
   mm_file in;
   int out; /* -1: proven only */
-  const mm_archive_lane *lane;
+  const mm_archive_lanes *lanes;
 } unpacking;
 
 static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
   const unpacking *u = ctx;
-  const mm_archive_lane *l = &u->lane[worker];
+  const mm_archive_lane *l = &u->lanes->lane[worker];
   const mm_part *p = u->part->part;
   const mm_archive_frame *f = &u->part->frame[b];
   mm_pool_at(p->file);
   uint64_t at = b * MM_HASH_BLOCK, n = mm_min(MM_HASH_BLOCK, p->size - at);
   mm_where where = mm_at_offset(MM_FORMATTED(sizeof(mm_path) + 32, "%s: block %zu", u->from.text, b), NULL, f->at);
-  if (!mm_file_read(&u->in, u->from.text, l->frame, f->bytes, f->at, err) ||
+  if (!may_go_on(u->lanes, err) || !mm_file_read(&u->in, u->from.text, l->frame, f->bytes, f->at, err) ||
       !mm_frame_unpack(l->coder, l->frame, f->bytes, f->stride, l->block, n, where, err))
     return false;
   const mm_digest d = mm_sha256(l->block, n);
@@ -174,7 +176,7 @@ static bool unpack_block(void *ctx, size_t b, unsigned worker, mm_err *err) {
 
 bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, const char *to_dir, const mm_archive_lanes *l, mm_err *err) {
   unpacking u = {
-      .part = p, .from = mm_path_of(dir, p->file), .to = mm_path_of(to_dir, p->part->file), .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
+      .part = p, .from = mm_path_of(dir, p->file), .to = mm_path_of(to_dir, p->part->file), .in = MM_FILE_NONE, .out = -1, .lanes = l};
   bool ok = mm_file_open(&u.in, u.from.text, err) && (u.out = mm_create_at(to, to_dir, p->part->file, err)) >= 0 &&
             mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err) && mm_fsync(u.out, u.to.text, false, err);
   if (u.out >= 0 && !mm_close(u.out, u.to.text, err)) ok = false;
@@ -183,7 +185,7 @@ bool mm_archive_unpack_part(const mm_archive_part *p, const char *dir, int to, c
 }
 
 bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_archive_lanes *l, mm_err *err) {
-  unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1, .lane = l->lane};
+  unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1, .lanes = l};
   const bool ok = mm_file_open(&u.in, u.from.text, err) && mm_size_is(u.from.text, u.in.size, p->size, err) &&
                   mm_pool_run(l->threads, p->part->block_count, unpack_block, &u, err);
   mm_file_close(&u.in);
@@ -192,9 +194,8 @@ bool mm_archive_prove_part(const mm_archive_part *p, const char *dir, const mm_a
 
 bool mm_archive_read_part(const mm_archive_part *p, const char *dir, uint64_t at, void *to, uint64_t n, mm_err *err) {
   mm_archive_lanes lanes = {0};
-  unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1};
+  unpacking u = {.part = p, .from = mm_path_of(dir, p->file), .in = MM_FILE_NONE, .out = -1, .lanes = &lanes};
   bool ok = mm_archive_lanes_open(&lanes, 1, err) && mm_file_open(&u.in, u.from.text, err);
-  u.lane = lanes.lane;
   for (uint64_t done = 0, k; ok && done < n; done += k) {
     const uint64_t skip = (at + done) % MM_HASH_BLOCK;
     k = mm_min(n - done, MM_HASH_BLOCK - skip);

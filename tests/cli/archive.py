@@ -215,5 +215,20 @@ for verb, source, target, reference in (("unpack", b, c, a), ("pack", a, c, b)):
     shutil.rmtree(target)
 for leftover in os.listdir(work):
     assert leftover in ("packed", "archive"), leftover
+# Stopped by a signal while it works: one line, status 75, and nothing is left.
+for verb, source, target, more in (("unpack", b, c, []), ("pack", a, c, ["--level", "19"])):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        p = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=pwrite64:delay_enter=300000", BIN + "minimax-archive", verb, source,
+                              "-o", target, "-q", "-j", "1", *more], stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 30
+        staged = f"{work}/.back.partial-{verb}"
+        while not (os.path.isdir(staged) and os.listdir(staged)):
+            assert time.monotonic() < until and p.poll() is None
+            time.sleep(0.01)
+        child = int(open(f"/proc/{p.pid}/task/{p.pid}/children").read().split()[0])
+        os.kill(child, number)
+        said = p.communicate(timeout=60)[1]
+        assert p.returncode == 75 and said == "minimax-archive: error: E_INTERRUPTED: stopped by a signal; nothing of this run is left\n", (verb, number, said)
+        assert sorted(os.listdir(work)) == ["archive", "packed"], os.listdir(work)
 shutil.rmtree(work)
 print(f"{checked} frames read by zstd itself; {len(cases) + 5} hostile archives refused; 24 kills")

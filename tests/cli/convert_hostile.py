@@ -104,6 +104,11 @@ def replace(path, make):
     make(path)
 
 
+def write_text(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as s:
         old = os.getcwd()
@@ -125,8 +130,23 @@ def file_types():
             check(BAD, code, name, says, after=lambda s, n=name, m=make: replace(f"{s}/{n}", m))
     check(BAD, "E_FS_TYPE", "a device", after=lambda s: replace(f"{s}/{SHARD1}", lambda p: os.symlink("/dev/zero", p)),
           args=("--allow-outside-links",))
-    check(BAD, "E_NOT_ST", "git lfs pull", SHARD1,
-          after=lambda s: replace(f"{s}/{SHARD1}", lambda p: open(p, "w").write("version https://git-lfs.github.com/spec/v1\n")))
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    for name in (SHARD1, INDEX, "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "vocab.json",
+                 "merges.txt", "LICENSE"):
+        check(BAD, "E_NOT_ST" if name == SHARD1 else "E_JSON", "git lfs pull", name, after=lambda s, n=name: write_text(f"{s}/{n}", pointer))
+
+
+def layer_types():
+    """An M1 that says nowhere which layers are lightning attention: the defaults of its two classes, where the weights are of these."""
+    for name, layer in (("MiniMaxM1ForCausalLM", "layer 0 is full attention"), ("MiniMaxForCausalLM", "layer 0 is full attention")):
+        for change in ({}, {"attn_type_list": None}, {"layer_types": None}):
+            with Scratch() as root:
+                shutil.copytree("tests/data/tiny-m1", root + "/src")
+                with open(root + "/src/config.json", encoding="utf-8") as f:
+                    config = json.load(f)
+                del config["attn_type_list"]
+                write_text(root + "/src/config.json", json.dumps(config | change | {"architectures": [name]} | {"model_type": "minimax"}))
+                refused(root, BAD, "E_CFG_MISSING", "config.json", 'key "attn_type_list"', layer)
 
 
 def links():
@@ -554,5 +574,5 @@ def code():
 
 
 if __name__ == "__main__":
-    cf.main([whole, code, index_and_files, file_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
+    cf.main([whole, code, index_and_files, file_types, layer_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
              force, failing_force, locked, lock_race, interrupted, resumed, no_space, parallel_degree, values, allowed, narrowing, streams])

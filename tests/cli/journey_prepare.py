@@ -120,6 +120,9 @@ def hub_names(source):
         assert f'the folder "{folder}" of a repository' in line, line
     line = refused(3, "no such directory", "minimax-convert", f"hf://{org}@refs/pr/1", "--dry-run", env=env)
     assert "hf download MiniMaxAI/MiniMax-M2 --revision refs/pr/1, " in line, line
+    for slash in ("%2F", "%2f"):  # as the Hub's own pages write it; hf download would encode the % again
+        line = refused(3, "no such directory", "minimax-convert", f"https://huggingface.co/{org}/tree/refs{slash}pr{slash}1", "--dry-run", env=env)
+        assert "hf download MiniMaxAI/MiniMax-M2 --revision refs/pr/1, " in line, line
     # A download that goes on: what is absent is named, with the command that fetches it.
     shard = sorted(n for n in os.listdir(source) if n.endswith(".safetensors"))[-1]
     os.remove(f"{cache}/snapshots/5eed/{shard}")

@@ -443,7 +443,7 @@ def overlay():
         os.mkdir(root + "/over")
         made = f"{CONVERT} -q src -o over/m/out --quant int8"
         killed = "mkdir -p over/m/.out.partial.probe/in"
-        for command, status, left in ((f"{made} --force", 2, "out"), (f"{killed} && {made} --force", 2, "out"), (f"mv over/m/out over/m/old && {made} && {made} --force --tp 2", 0, "old out")):
+        for command, status, left in ((f"{made} --force", 2, "out"), (f"{killed} && {made} --force", 2, "out"), (f"{made} --force --part 1/2", 2, "out"), (f"mv over/m/out over/m/old && {made} && {made} --force --tp 2", 0, "old out")):
             done = cf.run("unshare", "-rm", "sh", "-c", OVERLAY, "sh", root, "sh", "-c", command)
             if done.returncode in (1, 77) and b"E_" not in done.stderr:
                 return print("overlay: not run: needs unshare -rm and overlays in it")

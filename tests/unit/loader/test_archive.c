@@ -56,7 +56,7 @@ static const char *const files[] = {"config.json", MM_MANIFEST, "model-rank-0000
 static void pack_to(const char *target, int level, unsigned threads) {
   mm_err err = {0};
   mm_archive_totals t;
-  if (!mm_archive_pack(AT("in"), target, level, threads, &t, &err)) fail_msg("%s", err.text);
+  if (!mm_archive_pack(AT("in"), target, level, (mm_archive_work){.threads = threads}, &t, &err)) fail_msg("%s", err.text);
   assert_true(t.bytes > 12000000 && t.packed < t.bytes * 9 / 10);
 }
 
@@ -91,7 +91,7 @@ TEST(comes_back) {
   mm_err err = {0};
   mm_archive_totals t;
   for (unsigned threads = 1; threads <= 5; threads += 2) {
-    if (!mm_archive_unpack(AT("packed"), AT("out"), threads, &t, &err)) fail_msg("%s", err.text);
+    if (!mm_archive_unpack(AT("packed"), AT("out"), (mm_archive_work){.threads = threads}, &t, &err)) fail_msg("%s", err.text);
     for (size_t i = 0; i < 4; i++) same_file(AT("in"), AT("out"), files[i]);
     assert_int_equal(remove_dir(AT("out")), 4);
   }
@@ -100,7 +100,7 @@ TEST(comes_back) {
   same_file(AT("packed"), AT("again"), "model-rank-00000-part-00001.safetensors.zst");
   remove_dir(AT("again"));
   pack_to(AT("again"), 5, 2);
-  assert_true(mm_archive_unpack(AT("again"), AT("out"), 2, &t, &err));
+  assert_true(mm_archive_unpack(AT("again"), AT("out"), (mm_archive_work){.threads = 2}, &t, &err));
   for (size_t i = 0; i < 4; i++) same_file(AT("in"), AT("out"), files[i]);
   remove_dir(AT("again"));
   remove_dir(AT("out"));
@@ -125,7 +125,7 @@ TEST(widths) {
 static void expect_refusal(mm_status status, const char *code, const char *says) {
   mm_err err = {0};
   mm_archive_totals t;
-  if (mm_archive_unpack(AT("packed"), AT("out"), 2, &t, &err)) fail_msg("accepted, expected \"%s\"", says);
+  if (mm_archive_unpack(AT("packed"), AT("out"), (mm_archive_work){.threads = 2}, &t, &err)) fail_msg("accepted, expected \"%s\"", says);
   if (err.status != status || strcmp(err.code, code) != 0 || !strstr(err.text, says))
     fail_msg("found %d %s, expected %s %s", err.status, err.text, code, says);
   nothing_new();
@@ -191,7 +191,7 @@ TEST(file_mutations) {
   memcpy(copy, file, n), copy[first + n / 3] ^= 4;
   put_file(path, copy, n);
   mm_archive_totals t;
-  assert_false(mm_archive_unpack(AT("packed"), AT("out"), 2, &t, &err));
+  assert_false(mm_archive_unpack(AT("packed"), AT("out"), (mm_archive_work){.threads = 2}, &t, &err));
   assert_int_equal(err.status, MM_INTEGRITY);
   assert_non_null(strstr(err.text, "part-00001.safetensors.zst: block 1: offset "));
   nothing_new();
@@ -241,7 +241,7 @@ TEST(swapped_blocks) {
 TEST(pack_refuses) {
   mm_err err = {0};
   mm_archive_totals t;
-  assert_false(mm_archive_pack(AT("in"), AT("packed"), 1, 2, &t, &err));
+  assert_false(mm_archive_pack(AT("in"), AT("packed"), 1, (mm_archive_work){.threads = 2}, &t, &err));
   assert_int_equal(err.status, MM_USAGE);
   const char *path = AT("in/model-rank-00000-part-00001.safetensors");
   size_t n;
@@ -249,7 +249,7 @@ TEST(pack_refuses) {
   file[n - 100] ^= 1;
   put_file(path, file, n);
   err = (mm_err){0};
-  assert_false(mm_archive_pack(AT("in"), AT("out"), 1, 4, &t, &err));
+  assert_false(mm_archive_pack(AT("in"), AT("out"), 1, (mm_archive_work){.threads = 4}, &t, &err));
   assert_int_equal(err.status, MM_INTEGRITY);
   assert_non_null(strstr(err.text, "part-00001.safetensors"));
   assert_non_null(strstr(err.text, "block 1 of 2 damaged"));
