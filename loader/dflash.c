@@ -442,12 +442,14 @@ static bool check_scales(const mm_dflash *d, mm_err *err) {
 }
 
 bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err) {
-  mm_dflash d = {0};
-  bool ok = !mm_pack_find_file(p, MM_DFLASH_FILE) || mm_dflash_open(&d, p->dir, &p->model, err);
-  for (size_t i = 0; ok && finite && i < d.st.count; i++)
-    ok = mm_dflash_finite(&d.st.tensor[i], d.map.data, d.st.path, MM_INTEGRITY, NULL, err);
-  ok = ok && (!finite || check_scales(&d, err));
-  mm_dflash_close(&d);
+  if (!mm_pack_find_file(p, MM_DFLASH_FILE)) return true;
+  mm_dflash *d = mm_calloc(1, sizeof *d, err);
+  bool ok = d && mm_dflash_open(d, p->dir, &p->model, err);
+  for (size_t i = 0; ok && finite && i < d->st.count; i++)
+    ok = mm_dflash_finite(&d->st.tensor[i], d->map.data, d->st.path, MM_INTEGRITY, NULL, err);
+  ok = ok && (!finite || check_scales(d, err));
+  if (d) mm_dflash_close(d);
+  free(d);
   return ok;
 }
 

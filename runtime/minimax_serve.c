@@ -61,6 +61,7 @@ static void *load(void *user) {
   c.reads = s->server.reads;
   c.scheduler.report = log_failure, c.scheduler.user = &s->server.log;
   s->loaded_well = mm_loading_check(&s->loaded, &c, &s->err) && mm_loading_finish(&s->loaded, &c, &s->err);
+  if (s->loaded_well) mm_program_opened();
   mm_http_post(s->server.http, &s->ready);
   return NULL;
 }

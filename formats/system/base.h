@@ -112,6 +112,8 @@ char *mm_escape(char *out, size_t cap, const char *text, size_t n);
 #define MM_ESCAPED_BYTES(cap, text, n) mm_escape((char[cap]){0}, cap, text, n)
 #define MM_ESCAPED(cap, text)          MM_ESCAPED_BYTES(cap, text, strlen(text))
 #define MM_FORMATTED(cap, ...)         mm_format((char[cap]){0}, cap, __VA_ARGS__)
+/* A function whose frame never is part of its callers': they keep little of a small stack. */
+#define MM_OWN_FRAME __attribute__((noinline))
 char *mm_format(char *out, size_t cap, const char *fmt, ...) MM_PRINTF(3, 4);
 /* mm_escape of a string that does not stand between quotes: quotes and backslashes stay. */
 char *mm_show(char *out, size_t cap, const char *text);

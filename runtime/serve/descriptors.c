@@ -1,3 +1,4 @@
+/* Descriptors: what is open is counted, what opens later is known. */
 #include "runtime/serve/descriptors.h"
 
 #include <fcntl.h>
@@ -22,15 +23,15 @@ bool mm_descriptors_share(const mm_log *log, const mm_descriptors_use *use, uint
     if (more.rlim_cur > l.rlim_cur && setrlimit(RLIMIT_NOFILE, &more) == 0) l = more;
   }
   const uint64_t own = open_below(l.rlim_cur) - use->served + use->later + MM_DESCRIPTORS_PASSING;
-  uint64_t room = l.rlim_cur - mm_min(own, l.rlim_cur);
-  if (use->driver) room -= mm_min(DRIVER, room / 2);
-  if (!room)
+  uint64_t left = l.rlim_cur - mm_min(own, l.rlim_cur);
+  if (use->driver) left -= mm_min(DRIVER, left / 2);
+  if (!left)
     return mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL),
                    "the limit of %llu descriptors (ulimit -n) allows no connection, expected more than %llu",
                    (unsigned long long)l.rlim_cur, (unsigned long long)own);
-  if (room >= wanted) return true;
-  *connections = (uint32_t)room;
+  if (left >= wanted) return true;
+  *connections = (uint32_t)left;
   mm_log_say(log, "--max-connections lowered from %llu: the limit of %llu descriptors allows %llu", (unsigned long long)wanted,
-             (unsigned long long)l.rlim_cur, (unsigned long long)room);
+             (unsigned long long)l.rlim_cur, (unsigned long long)left);
   return true;
 }

@@ -1,4 +1,4 @@
-/* Connections that the process's limit of descriptors has room for. */
+/* How many connections the limit of descriptors of the process allows. */
 #ifndef MM_RUNTIME_SERVE_DESCRIPTORS_H
 #define MM_RUNTIME_SERVE_DESCRIPTORS_H
 
@@ -14,7 +14,7 @@ typedef struct mm_descriptors_use {
 enum { MM_DESCRIPTORS_PASSING = 8 };
 
 /* Raises the limit as far as *connections want it and the system allows it. Lowers *connections, with a line in the log, to those that
- * there is room for beside what is open and is opened later. MM_IO E_IO where there is room for none. */
+ * fit with what is open and is opened later. MM_IO E_IO where none does. */
 MM_MUST_USE bool mm_descriptors_share(const mm_log *log, const mm_descriptors_use *use, uint32_t *connections, mm_err *err);
 
 #endif
