@@ -93,7 +93,7 @@ bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_valu
 /* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted, and the limit. */
 bool mm_fail_memory(mm_err *err, uint64_t bytes) MM_NEEDS(1);
 
-/* mm_fail(MM_LIMIT, "E_THREADS") for what pthread_create returned, with the limits. */
+/* mm_fail(MM_LIMIT, "E_THREADS") for what pthread_create returned, with the limit that was reached, or those that may have been. */
 bool mm_fail_thread(mm_err *err, const char *what, int errno_value) MM_NEEDS(1);
 
 /* Writes "; the limit is N descriptors (ulimit -n)" and its like: the limits of this process that may cause the error (EMFILE, EFBIG,
@@ -103,6 +103,10 @@ const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value);
 /* Writes "; NAME is "VALUE"" of a variable of the environment that may be the cause of an error; "" where it is not set. Returns `to`. */
 #define MM_VARIABLE_TEXT 160
 const char *mm_variable_text(char to[MM_VARIABLE_TEXT], const char *name);
+/* Why the system starts no thread any more: a control group (`groups` as /proc/self/cgroup, `root` as /sys/fs/cgroup) that has as many as
+ * it may have, or one of those above it; or the kernel (`proc` as /proc). Writes a text like that; "" where neither is full. Returns `to`.
+ */
+const char *mm_tasks_full(char to[MM_LIMITS_TEXT], const char *groups, const char *root, const char *proc);
 
 /* Writes `text` (n bytes) to `out` so that a terminal shows it and obeys none of it: control bytes (C0, DEL, C1), characters that are not
  * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut
