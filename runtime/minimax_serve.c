@@ -458,10 +458,10 @@ static bool settle(serve_args *a, mm_err *err) {
   if (a->http.body_max > UINT64_C(1) << 32)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
                    (unsigned long long)a->http.body_max);
-  if (a->http.read_time <= 0 || a->http.write_time <= 0)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                   "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
-                   a->http.write_time);
+  const double least = fmin(a->http.read_time, a->http.write_time);
+  if (least <= 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s: found %g, expected more than 0 seconds",
+                   a->http.read_time <= 0 ? "--read-timeout" : "--write-timeout", a->http.read_time <= 0 ? a->http.read_time : least);
   if (a->request_time < 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--request-timeout: found %g, expected 0 or more seconds", a->request_time);
   for (size_t i = 0; i < a->names.count; i++)
@@ -474,7 +474,7 @@ static bool settle(serve_args *a, mm_err *err) {
 
 static bool run_all(void *args, mm_err *err) {
   serve_args *a = args;
-  return settle(a, err) && (a->check ? check(a, err) : serve_all(a, err));
+  return (settle(a, err) && (a->check ? check(a, err) : serve_all(a, err))) || mm_config_named(err);
 }
 
 /* The options, before the command line is read with their defaults. */
