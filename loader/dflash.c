@@ -471,7 +471,8 @@ static uint64_t make_random(mm_dflash *d, const mm_dflash_tensor *t, uint32_t i,
 
 bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
   mm_dflash_tensor t;
-  *d = (mm_dflash){.c = *c};
+  *d = (mm_dflash){0};
+  d->c = *c;
   uint64_t bytes = 0, at = 0;
   for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += make_random(d, &t, i, NULL);
   char *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
