@@ -140,6 +140,9 @@ link = $(Q)$(call said,link $@) mkdir -p $(@D) && $(LD) $(LDFLAGS) $(filter-out 
 # Everything is compiled again when the compiler or a flag changes.
 LIB_FLAGS = -fPIC -fvisibility=hidden
 FLAGS = $(CC) $(CPPFLAGS) $(CFLAGS) $(LIB_FLAGS) $(LDFLAGS) $(LIBS) $(LIBEDIT_LIBS) $(NVCCFLAGS)
+# Programs hold within a small stack (ulimit -s): what is large lies on the heap. Sanitizers and -O0 make frames of their own sizes.
+FRAME = $(if $(filter 1,$(FAST))$(filter-out 0,$(SAN)),,-Wframe-larger-than=18432)
+$(patsubst %,$(BUILD)/%/%.o,$(LAYERS)): private CFLAGS += $(FRAME)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 $(BUILD)/%.o: %.c $(BUILD)/flags

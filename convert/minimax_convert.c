@@ -327,27 +327,31 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
 
 static bool convert(const mm_convert_args *a, mm_plan *plan, const mm_verdict *verdict, const struct mm_followed *followed,
                     mm_events *events, mm_err *err) {
-  mm_draft_source draft = {0};
+  mm_draft_source *draft = mm_calloc(1, sizeof *draft, err);
   bool made = false;
   const mm_pack *from = plan->layout && plan->layout->extras ? plan->hf->manifest : NULL;
-  bool ok = mm_draft_source_find(&draft, &made, a->draft.dir, a->draft.quant, from, &plan->pack.model, err);
-  mm_draft_source *const given = made ? &draft : NULL;
+  bool ok = draft && mm_draft_source_find(draft, &made, a->draft.dir, a->draft.quant, from, &plan->pack.model, err);
+  mm_draft_source *const given = made ? draft : NULL;
   ok = ok && mm_draft_describe(given, from, &plan->draft, err) &&
        (a->dry_run || mm_draft_digest(given, a->nonfinite, from, &plan->draft.digest, err)) &&
        convert_draft(a, plan, given, verdict, followed, events, err);
-  mm_draft_source_close(&draft);
+  if (draft) mm_draft_source_close(draft);
+  free(draft);
   return ok;
 }
 
 /* Refuses events under the name of the output, or under one that a run leaves next to it (".NAME.partial" and more) or inside that. */
-static bool events_elsewhere(const mm_convert_args *a, mm_err *err) {
-  char parent[2][PATH_MAX], name[2][PATH_MAX], events[2 * PATH_MAX], staged[2 * PATH_MAX + 16];
+MM_OWN_FRAME static bool events_elsewhere(const mm_convert_args *a, mm_err *err) {
+  char parent[2][PATH_MAX], name[2][PATH_MAX];
+  mm_arena texts = {0};
   if (!mm_path_split(a->events, parent[0], name[0], err) || !mm_path_split(a->output, parent[1], name[1], err)) return false;
-  snprintf(events, sizeof events, "%s/%s", strcmp(parent[0], "/") == 0 ? "" : parent[0], name[0]);
-  const int n = snprintf(staged, sizeof staged, "%s/.%s.partial", strcmp(parent[1], "/") == 0 ? "" : parent[1], name[1]);
-  const bool same = strcmp(parent[0], parent[1]) == 0 && strcmp(name[0], name[1]) == 0;
-  return (!same && strncmp(events, staged, (size_t)n) != 0) ||
-         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(a->events, NULL), "found a name of the output's own, expected another for events");
+  const char *events = mm_arena_printf(&texts, err, "%s/%s", strcmp(parent[0], "/") == 0 ? "" : parent[0], name[0]);
+  const char *staged = mm_arena_printf(&texts, err, "%s/.%s.partial", strcmp(parent[1], "/") == 0 ? "" : parent[1], name[1]);
+  const bool same = strcmp(parent[0], parent[1]) == 0 && strcmp(name[0], name[1]) == 0, ok = events && staged;
+  const bool own = ok && (same || strncmp(events, staged, strlen(staged)) == 0);
+  mm_arena_close(&texts);
+  return ok && (!own || mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(a->events, NULL),
+                                "found a name of the output's own, expected another for events"));
 }
 
 /* With events of it where they are asked for, by the first of several processes. */

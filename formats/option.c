@@ -5,16 +5,21 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "formats/option_text.h"
 #include "formats/system/file.h"
 #include "formats/system/staging.h"
 
-#define OPERANDS_WATCHED 2 /* no program takes more that are directories */
+#define OPERANDS_WATCHED 2                 /* no program takes more that are directories */
+#define STACK_LEAST      ((size_t)1 << 20) /* of a thread */
+#define STACK_MOST       ((size_t)8 << 20)
 
 static bool json_errors; /* --json was among the arguments */
 
@@ -269,11 +274,23 @@ int mm_program_fail(const mm_program *p, const mm_err *err) {
 
 static void on_note(const char *line) { fprintf(stderr, "%s: note: %s\n", program_invocation_short_name, line); }
 
+/* Threads have stacks that hold what they run, whatever the limit of the process's own stack (ulimit -s) is, which they take after. */
+static void size_stacks(void) {
+  pthread_attr_t a;
+  size_t size;
+  if (pthread_getattr_default_np(&a) != 0) return;
+  if (pthread_attr_getstacksize(&a, &size) == 0 && (size < STACK_LEAST || size > STACK_MOST) &&
+      pthread_attr_setstacksize(&a, size < STACK_LEAST ? STACK_LEAST : STACK_MOST) == 0)
+    (void)pthread_setattr_default_np(&a);
+  pthread_attr_destroy(&a);
+}
+
 void mm_program_start(void) {
   mm_staging_notes(on_note);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
   mm_map_watch();
+  size_stacks();
   /* A closed 0, 1 or 2 would be given to the next file opened, and messages would land in it. open takes the lowest. */
   for (int fd = 0; fd <= 2; fd++)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(MM_IO);
@@ -296,19 +313,56 @@ bool mm_program_cpu_time(mm_err *err) {
 
 bool mm_program_hangup_ignored(void) { return has_handling(SIGHUP, SIG_IGN); }
 
+static atomic_bool all_opened;
+
+void mm_program_opened(void) { atomic_store(&all_opened, true); }
+
 /* Runs the program while the directories among its operands are open: bad input or damage in one is E_CHANGED where another directory
- * has taken its name. */
+ * has taken its name before all files were open. */
 static bool run_with(const char **operands, size_t count, bool (*run)(void *, mm_err *), void *args, mm_err *err) {
   mm_dir dir[OPERANDS_WATCHED];
   count = mm_min(count, OPERANDS_WATCHED);
   for (size_t i = 0; i < count; i++) dir[i] = operands[i] ? mm_dir_open(operands[i]) : (mm_dir){-1};
   const bool ok = run(args, err) && mm_program_written(err);
   for (size_t i = 0; i < count; i++)
-    if (ok)
+    if (ok || atomic_load(&all_opened))
       (void)close(dir[i].fd);
     else
       mm_either_way(mm_dir_close(&dir[i], operands[i], false, err));
   return ok;
+}
+
+typedef struct program_work {
+  const char **operands;
+  size_t count;
+  bool (*run)(void *, mm_err *);
+  void *args;
+  mm_err err;
+  bool ok;
+} program_work;
+
+static void *work_with(void *user) {
+  program_work *w = user;
+  w->ok = run_with(w->operands, w->count, w->run, w->args, &w->err);
+  return NULL;
+}
+
+/* In a thread, where the limit of the process's own stack is small. Signals are the thread's, as they would be its own. */
+static bool run_on_stack(program_work *w, mm_err *err) {
+  struct rlimit l;
+  if (getrlimit(RLIMIT_STACK, &l) != 0 || l.rlim_cur >= STACK_LEAST) {
+    work_with(w);
+  } else {
+    pthread_t thread;
+    sigset_t all;
+    const int failed = pthread_create(&thread, NULL, work_with, w);
+    if (failed) return mm_fail_thread(err, "start a thread in place of a small stack (ulimit -s)", failed);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    pthread_join(thread, NULL);
+  }
+  if (!w->ok) *err = w->err;
+  return w->ok;
 }
 
 int mm_program_main(const mm_program *p, int argc, char **argv, const char **operands, bool (*run)(void *, mm_err *), void *args) {
@@ -318,6 +372,7 @@ int mm_program_main(const mm_program *p, int argc, char **argv, const char **ope
   mm_program_start();
   const bool parsed = mm_options_parse(p, argc, argv, operands, &count, &done, &err);
   if (p->agreed ? !p->agreed(parsed, &err) : !parsed) return mm_program_fail(p, &err);
-  const bool ok = done ? !p->may_end || p->may_end(&err) : run_with(operands, count, run, args, &err);
+  program_work w = {.operands = operands, .count = count, .run = run, .args = args};
+  const bool ok = done ? !p->may_end || p->may_end(&err) : run_on_stack(&w, &err);
   return ok ? MM_OK : mm_program_fail(p, &err);
 }

@@ -31,6 +31,8 @@ void mm_program_start(void);
 /* The first step of main of programs that run until a signal ends them: ignores SIGALRM, SIGIO, SIGPROF, SIGUSR1, SIGUSR2 and SIGVTALRM,
  * which mean nothing to them and would end them. One that has a handler keeps it. Before any other thread. */
 void mm_program_stay(void);
+/* All files of the operands are open: from here on an error is said as it is, whatever takes the names of their directories. Any thread. */
+void mm_program_opened(void);
 /* Fails with MM_LIMIT E_CPU_TIME: what a program that ended on SIGXCPU, the soft limit of CPU time, returns. */
 bool mm_program_cpu_time(mm_err *err);
 /* Returns true if the process that started this one had it ignore SIGHUP, as nohup does. */

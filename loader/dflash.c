@@ -442,12 +442,14 @@ static bool check_scales(const mm_dflash *d, mm_err *err) {
 }
 
 bool mm_dflash_check(const mm_pack *p, bool finite, mm_err *err) {
-  mm_dflash d = {0};
-  bool ok = !mm_pack_find_file(p, MM_DFLASH_FILE) || mm_dflash_open(&d, p->dir, &p->model, err);
-  for (size_t i = 0; ok && finite && i < d.st.count; i++)
-    ok = mm_dflash_finite(&d.st.tensor[i], d.map.data, d.st.path, MM_INTEGRITY, NULL, err);
-  ok = ok && (!finite || check_scales(&d, err));
-  mm_dflash_close(&d);
+  if (!mm_pack_find_file(p, MM_DFLASH_FILE)) return true;
+  mm_dflash *d = mm_calloc(1, sizeof *d, err);
+  bool ok = d && mm_dflash_open(d, p->dir, &p->model, err);
+  for (size_t i = 0; ok && finite && i < d->st.count; i++)
+    ok = mm_dflash_finite(&d->st.tensor[i], d->map.data, d->st.path, MM_INTEGRITY, NULL, err);
+  ok = ok && (!finite || check_scales(d, err));
+  if (d) mm_dflash_close(d);
+  free(d);
   return ok;
 }
 
@@ -469,7 +471,8 @@ static uint64_t make_random(mm_dflash *d, const mm_dflash_tensor *t, uint32_t i,
 
 bool mm_dflash_random(mm_dflash *d, const mm_dflash_config *c, mm_err *err) {
   mm_dflash_tensor t;
-  *d = (mm_dflash){.c = *c};
+  *d = (mm_dflash){0};
+  d->c = *c;
   uint64_t bytes = 0, at = 0;
   for (uint32_t i = 0; mm_dflash_tensor_at(c, i, &t); i++) bytes += make_random(d, &t, i, NULL);
   char *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

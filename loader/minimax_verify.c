@@ -61,7 +61,7 @@ static bool good_enough(const mm_verify_args *a, const mm_error_report *r, mm_er
 }
 
 /* NULL: only checks whether it can be written. */
-static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
+MM_OWN_FRAME static bool write_report(const mm_verify_args *a, const mm_error_report *r, mm_err *err) {
   mm_arena arena = {0};
   const char *found = mm_source_locate(a->source, &arena, MM_IGNORED); /* the comparison reports a missing source */
   const mm_output_place place = {
@@ -106,7 +106,7 @@ static void want_ranks(mm_plan *plan, const mm_pack *p) {
   for (uint32_t r = 0; r < mm_pack_ranks(p); r++) plan->wanted[r] = p->rank[r].part_count > 0;
 }
 
-static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
+MM_OWN_FRAME static bool against_source(const mm_verify_args *a, const mm_shards *s, mm_err *err) {
   mm_hf hf = {0};
   mm_plan plan = {0};
   mm_hf_options ho = {.allow_outside_links = true, .allow_nonfinite = true, .one_thread = a->threads == 1};
@@ -226,12 +226,12 @@ static bool print_looked(const mm_verify_args *a, const mm_looked *l, mm_err *er
   return mm_program_json(o, true, err);
 }
 
-static bool say(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
+MM_OWN_FRAME static bool say(const mm_verify_args *a, const mm_looked *l, mm_err *err) {
   if (!a->quiet) print_summary(a, l);
   return !a->json || a->source || print_looked(a, l, err);
 }
 
-static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
+MM_OWN_FRAME static bool check_signature(const mm_verify_args *a, const mm_pack *p, mm_err *err) {
   mm_key *key = mm_key_open(a->key, false, err);
   bool ok = key && mm_signature_check(p, key, err);
   mm_key_close(key);
@@ -263,7 +263,7 @@ static bool plan_unsharded(mm_plan *plan, mm_hf *hf, mm_plan_options *o, const m
 
 /* Opens the unsharded checkpoint itself, whose index and headers must agree: malformed files are damage here, not a bad source. NaN is not
  * allowed, as a conversion stores 0 where its source was not finite. */
-static bool open_made(mm_hf *made, const mm_verify_args *a, const mm_pack *p, mm_err *err) {
+MM_OWN_FRAME static bool open_made(mm_hf *made, const mm_verify_args *a, const mm_pack *p, mm_err *err) {
   const mm_hf_options o = {.allow_outside_links = true, .one_thread = a->threads == 1};
   mm_err reason = {0};
   return (mm_hf_open(made, a->dir, &o, &reason) || mm_fail_damaged(err, &reason)) && mm_exact_index(made, p, err);
@@ -281,7 +281,7 @@ static bool scales_of_made(mm_act_scales *s, mm_plan_options *o, const mm_hf *ma
   return ok;
 }
 
-static bool unsharded_against_source(const mm_verify_args *a, mm_hf *made, const mm_pack *p, mm_err *err) {
+MM_OWN_FRAME static bool unsharded_against_source(const mm_verify_args *a, mm_hf *made, const mm_pack *p, mm_err *err) {
   mm_hf hf = {0};
   mm_act_scales scales = {0};
   mm_plan plan = {0};
@@ -316,7 +316,7 @@ static bool unsharded_against_source(const mm_verify_args *a, mm_hf *made, const
 }
 
 /* Verifies the output of minimax-convert --layout hf by the digests file in its directory. */
-static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) {
+MM_OWN_FRAME static bool verify_unsharded(const mm_verify_args *a, mm_bar *bar, mm_err *err) {
   mm_pack p = {0};
   mm_hf made = {0};
   size_t seen = 0;

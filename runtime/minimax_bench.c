@@ -2,6 +2,7 @@
  * released shapes are made on the device: no checkpoint is read. */
 #include <math.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -67,19 +68,20 @@ static bool measure_drafts(mm_bench *b, mm_err *err) {
   const mm_bench_case *c = b->c;
   double plain_s[8];
   mm_dflash_config config;
-  mm_dflash draft = {0};
-  bool ok = mm_bench_draft(&b->model, c->shrink ? c->shrink : 1, b->kind, &config, err);
-  config.quant = b->draft_quant;
+  mm_dflash *draft = mm_calloc(1, sizeof *draft, err);
+  bool ok = draft && mm_bench_draft(&b->model, c->shrink ? c->shrink : 1, b->kind, &config, err);
+  if (ok) config.quant = b->draft_quant;
   ok = ok && mm_dflash_fits_quant(&config, "", MM_USAGE, err);
   for (int i = 0; ok && i < 8 && c->batch[i]; i++)
     ok = mm_bench_fill(b, c->batch[i], err) && mm_bench_decode(b, NULL, c->batch[i], &plain_s[i], err);
-  ok = ok && mm_dflash_random(&draft, &config, err);
+  ok = ok && mm_dflash_random(draft, &config, err);
   mm_bench_close(b);
-  b->draft = &draft;
+  b->draft = draft;
   ok = ok && mm_bench_open(b, err);
   for (int i = 0; ok && i < 8 && c->batch[i]; i++) ok = measure_drafted(b, c->batch[i], plain_s[i], err);
   mm_bench_close(b);
-  mm_dflash_close(&draft);
+  if (draft) mm_dflash_close(draft);
+  free(draft);
   b->draft = NULL;
   return ok;
 }
@@ -140,10 +142,11 @@ static void *run_rank(void *arg) {
 
 /* The case on all ranks; the first that says why it failed does so for all. */
 static bool run_ranks(const mm_bench *one, mm_err *err) {
-  bench_rank all[MM_BENCH_RANKS] = {0};
+  bench_rank *all = mm_calloc(one->ranks, sizeof *all, err);
   uint32_t started = 0, done = 0;
-  mm_comm *comm = mm_comm_open(one->ranks, err);
-  if (!comm || (mm_bench_groups_of(one) > 1 && !mm_comm_split(comm, mm_bench_groups_of(one), err))) return mm_comm_close(comm), false;
+  mm_comm *comm = all ? mm_comm_open(one->ranks, err) : NULL;
+  if (!all || !comm || (mm_bench_groups_of(one) > 1 && !mm_comm_split(comm, mm_bench_groups_of(one), err)))
+    return mm_comm_close(comm), free(all), false;
   for (; started < one->ranks; started++) {
     bench_rank *r = &all[started];
     r->b = *one, r->b.rank = started, r->b.comm = comm;
@@ -158,6 +161,7 @@ static bool run_ranks(const mm_bench *one, mm_err *err) {
   for (uint32_t i = 0; ok && i < started; i++)
     if (all[i].err.status != MM_OK) ok = mm_fail_as(err, &all[i].err);
   mm_comm_close(comm);
+  free(all);
   return ok && (done == started || mm_fail(err, MM_IO, "E_RANK", mm_at(NULL, NULL), "%u of %u ranks ended early", started - done, started));
 }
 

@@ -248,6 +248,7 @@ static bool run_open(run *r, mm_err *err) {
   if (!mm_utilization_check(r->a->share, err) || !(r->log = mm_read_log_open(err)) || !read_dir(r, err) || !read_prompt(r, err) ||
       !set_limit(r, err) || (!r->a->chat && !set_budget(r, err)) || !open_engine(r, err))
     return false;
+  mm_program_opened();
   r->load_s = mm_now() - start;
   return true;
 }

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include "runtime/engine/engine_options.h"
 #include "runtime/engine/load_bar.h"
 #include "runtime/serve/config_file.h"
+#include "runtime/serve/descriptors.h"
 #include "runtime/serve/key_file.h"
 #include "runtime/serve/loading.h"
 #include "runtime/serve/notify.h"
@@ -22,7 +22,6 @@
 #define WORKERS        3                 /* threads that read long requests, one of them none over a megabyte */
 #define REPORT_SECONDS 5                 /* between lines of a load that goes on */
 #define END_SECONDS    2                 /* from the second signal to the end, whatever still runs */
-#define DESCRIPTORS    512               /* that are not for connections, where the limit allows it */
 #define REPLAY_TOKENS  ((size_t)4 << 20) /* of replies with calls that may come back */
 
 typedef struct serve_args {
@@ -48,6 +47,7 @@ typedef struct serve {
   mm_err err;
   mm_task ready;
   unsigned signals;
+  uint32_t connections;  /* at a time */
   double load_logged_at; /* mm_now(), seconds */
 } serve;
 
@@ -61,6 +61,7 @@ static void *load(void *user) {
   c.reads = s->server.reads;
   c.scheduler.report = log_failure, c.scheduler.user = &s->server.log;
   s->loaded_well = mm_loading_check(&s->loaded, &c, &s->err) && mm_loading_finish(&s->loaded, &c, &s->err);
+  if (s->loaded_well) mm_program_opened();
   mm_http_post(s->server.http, &s->ready);
   return NULL;
 }
@@ -131,11 +132,26 @@ static void join_loader(serve *s) {
   s->failed = !s->loaded_well;
 }
 
+/* Of --max-connections as many as the limit of descriptors has room for; once more when a device's driver has opened what it needs. */
+static bool bound_connections(serve *s, bool loaded, mm_err *err) {
+  const mm_transfer_config *t = &s->a->load.scheduler.transfer;
+  const bool device = strcmp(s->a->load.device, "cpu") != 0;
+  const mm_descriptors_use use = {.later = (s->a->kv_dir ? 1u : 0u) + (t->listen || t->from ? MM_TRANSFER_DESCRIPTORS : 0u),
+                                  .driver = device && !loaded,
+                                  .served = mm_http_connections(s->server.http)};
+  if (loaded && !device) return true;
+  if (!loaded) s->connections = (uint32_t)s->a->connections;
+  if (!mm_descriptors_share(&s->server.log, &use, &s->connections, err)) return false;
+  mm_http_limit(s->server.http, s->connections);
+  return true;
+}
+
 static void on_loaded(void *user) {
   serve *s = user;
   mm_server *v = &s->server;
   if (!s->loading) return; /* the loop has ended */
   join_loader(s);
+  if (!s->failed) s->failed = !bound_connections(s, true, &s->err);
   if (s->failed || s->signals) {
     mm_http_stop(v->http);
     return;
@@ -262,22 +278,6 @@ static bool catch_signals(serve *s, mm_err *err) {
 
 /* ---- Opening ---- */
 
-/* Raises the limit of descriptors as far as these connections want it and the system allows it. Returns for how many it has room. */
-static uint32_t raise_descriptors(const mm_log *log, uint64_t connections) {
-  struct rlimit l;
-  const rlim_t want = connections + DESCRIPTORS;
-  if (getrlimit(RLIMIT_NOFILE, &l) != 0) return (uint32_t)connections;
-  if (l.rlim_cur < want) {
-    const struct rlimit more = {.rlim_cur = mm_min(l.rlim_max, want), .rlim_max = l.rlim_max};
-    if (setrlimit(RLIMIT_NOFILE, &more) == 0) l = more;
-  }
-  const uint64_t capacity = l.rlim_cur - mm_min((rlim_t)DESCRIPTORS, l.rlim_cur / 2);
-  if (capacity >= connections) return (uint32_t)connections;
-  mm_log_say(log, "--max-connections lowered from %llu: the limit of %llu descriptors allows %llu", (unsigned long long)connections,
-             (unsigned long long)l.rlim_cur, (unsigned long long)capacity);
-  return (uint32_t)mm_max(capacity, 1);
-}
-
 static void accept_failed(void *user, const mm_err *err) {
   const mm_server *v = user;
   mm_log_error(&v->log, NULL, err);
@@ -299,7 +299,6 @@ static bool open_http(serve *s, mm_err *err) {
   mm_server *v = &s->server;
   mm_http_config c = s->a->http;
   c.port = (uint16_t)s->a->port;
-  c.connections = raise_descriptors(&v->log, s->a->connections);
   c.handle = mm_routes_handle;
   c.failed = accept_failed;
   c.user = v;
@@ -307,7 +306,7 @@ static bool open_http(serve *s, mm_err *err) {
       !(v->workers = mm_workers_open(v->http, WORKERS, err)))
     return false;
   if (!mm_http_every(v->http, 0.05, tick, s, err)) return false;
-  if (!catch_signals(s, err)) return false;
+  if (!catch_signals(s, err) || !bound_connections(s, false, err)) return false;
   const bool colon = strchr(c.host, ':');
   mm_log_say(&v->log, "listening on http://%s%s%s:%u", colon ? "[" : "", c.host, colon ? "]" : "", mm_http_port(v->http));
   if (!is_loopback(c.host) && !v->keys)
@@ -459,10 +458,10 @@ static bool settle(serve_args *a, mm_err *err) {
   if (a->http.body_max > UINT64_C(1) << 32)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--max-body: found %llu bytes, expected 4G or less",
                    (unsigned long long)a->http.body_max);
-  if (a->http.read_time <= 0 || a->http.write_time <= 0)
-    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL),
-                   "--read-timeout and --write-timeout: found %g and %g, expected more than 0 seconds", a->http.read_time,
-                   a->http.write_time);
+  const double least = fmin(a->http.read_time, a->http.write_time);
+  if (least <= 0)
+    return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "%s: found %g, expected more than 0 seconds",
+                   a->http.read_time <= 0 ? "--read-timeout" : "--write-timeout", a->http.read_time <= 0 ? a->http.read_time : least);
   if (a->request_time < 0)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "--request-timeout: found %g, expected 0 or more seconds", a->request_time);
   for (size_t i = 0; i < a->names.count; i++)
@@ -475,7 +474,7 @@ static bool settle(serve_args *a, mm_err *err) {
 
 static bool run_all(void *args, mm_err *err) {
   serve_args *a = args;
-  return settle(a, err) && (a->check ? check(a, err) : serve_all(a, err));
+  return (settle(a, err) && (a->check ? check(a, err) : serve_all(a, err))) || mm_config_named(err);
 }
 
 /* The options, before the command line is read with their defaults. */

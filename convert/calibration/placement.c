@@ -30,10 +30,17 @@ static double fullest(const double *load, const uint32_t *order, uint32_t groups
   return most;
 }
 
-static void place_layer(const double *load, uint32_t groups, uint32_t each, uint32_t *order) {
+typedef struct placed {
   ranked list[MM_MAX_EXPERTS];
-  double sum[MM_MAX_EXPERTS] = {0};
-  uint32_t held[MM_MAX_EXPERTS] = {0};
+  double sum[MM_MAX_EXPERTS];
+  uint32_t held[MM_MAX_EXPERTS];
+} placed;
+
+static void place_layer(const double *load, uint32_t groups, uint32_t each, placed *p, uint32_t *order) {
+  ranked *list = p->list;
+  double *sum = p->sum;
+  uint32_t *held = p->held;
+  *p = (placed){0};
   for (uint32_t e = 0; e < groups * each; e++) list[e] = (ranked){load[e], e};
   qsort(list, groups * each, sizeof *list, by_load);
   for (uint32_t i = 0; i < groups * each; i++) {
@@ -99,12 +106,13 @@ bool mm_placement_open(mm_placement *out, mm_pack *p, const char *path, mm_err *
   out->experts = mm_arena_alloc(&p->arena, (size_t)m->layers * m->experts * sizeof *out->experts, err);
   out->moved = mm_arena_alloc(&p->arena, m->layers * sizeof *out->moved, err);
   double *load = mm_calloc((size_t)m->layers * m->experts, sizeof *load, err);
-  mm_json *root = out->experts && out->moved && load ? mm_json_load(path, LOAD_MAX, err) : NULL;
+  placed *work = mm_calloc(1, sizeof *work, err);
+  mm_json *root = out->experts && out->moved && load && work ? mm_json_load(path, LOAD_MAX, err) : NULL;
   const bool ok = root && read_file(root, m, &c, load, err);
   for (uint32_t l = 0; ok && l < m->layers; l++) {
     const double *own = load + (size_t)l * m->experts;
     uint32_t *order = out->experts + (size_t)l * m->experts;
-    place_layer(own, p->ep, each, order);
+    place_layer(own, p->ep, each, work, order);
     const double before = fullest(own, NULL, p->ep, each), after = fullest(own, order, p->ep, each);
     out->moved[l] = after < before;
     out->before += before, out->after += fmin(before, after);
@@ -112,6 +120,6 @@ bool mm_placement_open(mm_placement *out, mm_pack *p, const char *path, mm_err *
   }
   if (ok) out->before = out->before / sum * p->ep, out->after = out->after / sum * p->ep; /* finite, also where sum is denormal */
   mm_json_free(root);
-  free(load);
+  free(load), free(work);
   return ok;
 }

@@ -296,15 +296,16 @@ bool mm_draft_source_find(mm_draft_source *s, bool *given, const char *dir, cons
                           mm_err *err) {
   const mm_scheme *quant = word ? mm_dflash_scheme(word) : NULL; /* "none" is no scheme */
   const bool there = from && mm_pack_find_file(from, MM_DFLASH_FILE);
-  mm_dflash d = {0};
   *given = dir;
   if (dir) return mm_draft_source_open(s, dir, target, quant, err);
   if (word && !there)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(NULL, NULL), "found --draft-quant without --draft, and a source without a draft");
   if (!quant) return true;
-  bool ok = mm_dflash_open(&d, from->dir, target, err);
-  *given = ok && d.c.quant != quant;
-  mm_dflash_close(&d);
+  mm_dflash *d = mm_calloc(1, sizeof *d, err);
+  const bool ok = d && mm_dflash_open(d, from->dir, target, err);
+  *given = ok && d->c.quant != quant;
+  if (d) mm_dflash_close(d);
+  free(d);
   return ok && (!*given || mm_draft_source_packed(s, from, quant, err));
 }
 

@@ -134,13 +134,14 @@ static bool count_bytes(const mm_draft_source *s, uint64_t *bytes, mm_err *err) 
 
 bool mm_draft_describe(const mm_draft_source *s, const mm_pack *from, mm_drafted *out, mm_err *err) {
   const mm_pack_file *const f = !s && from ? mm_pack_find_file(from, MM_DFLASH_FILE) : NULL;
-  mm_dflash d = {0};
   *out = (mm_drafted){.bytes = f ? f->size : 0};
   if (!s && !f) return true;
-  bool ok = s ? count_bytes(s, &out->bytes, err) : mm_dflash_open(&d, from->dir, &from->model, err);
-  const mm_dflash_config *c = s ? &s->c : &d.c;
-  if (ok) out->kind = c->kind == MM_DRAFT_EAGLE3 ? "eagle3" : "dflash", out->quant = c->quant ? c->quant->name : "none";
-  mm_dflash_close(&d);
+  mm_dflash *d = s ? NULL : mm_calloc(1, sizeof *d, err);
+  const bool ok = s ? count_bytes(s, &out->bytes, err) : d && mm_dflash_open(d, from->dir, &from->model, err);
+  const mm_dflash_config *c = s ? &s->c : d ? &d->c : NULL;
+  if (ok && c) out->kind = c->kind == MM_DRAFT_EAGLE3 ? "eagle3" : "dflash", out->quant = c->quant ? c->quant->name : "none";
+  if (d) mm_dflash_close(d);
+  free(d);
   return ok;
 }
 

@@ -75,10 +75,13 @@ bool mm_companions_same(const mm_plan *plan, const mm_pack *p, mm_bake_fn *bake,
 
 /* The scheme that a packed draft's matrices are in. */
 static bool quant_of(const mm_pack *p, const mm_scheme **quant, mm_err *err) {
-  mm_dflash d = {0};
-  const bool ok = !mm_pack_find_file(p, MM_DFLASH_FILE) || mm_dflash_open(&d, p->dir, &p->model, err);
-  *quant = d.c.quant;
-  mm_dflash_close(&d);
+  *quant = NULL;
+  if (!mm_pack_find_file(p, MM_DFLASH_FILE)) return true;
+  mm_dflash *d = mm_calloc(1, sizeof *d, err);
+  const bool ok = d && mm_dflash_open(d, p->dir, &p->model, err);
+  if (ok) *quant = d->c.quant;
+  if (d) mm_dflash_close(d);
+  free(d);
   return ok;
 }
 
@@ -88,12 +91,13 @@ bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, boo
   const mm_pack *source = plan->hf->manifest;
   const bool any = from || (source && mm_pack_find_file(source, MM_DFLASH_FILE));
   const mm_scheme *quant;
-  mm_draft_source s = {0};
+  mm_draft_source *s = mm_calloc(1, sizeof *s, err);
   mm_digest wanted;
-  bool made = false, ok = quant_of(p, &quant, err);
-  ok = ok && mm_draft_source_find(&s, &made, from, any && quant ? quant->name : NULL, source, &plan->pack.model, err) &&
-       mm_draft_digest(made ? &s : NULL, plan->recipe.nonfinite_zero, source, &wanted, err);
-  mm_draft_source_close(&s);
+  bool made = false, ok = s && quant_of(p, &quant, err);
+  ok = ok && mm_draft_source_find(s, &made, from, any && quant ? quant->name : NULL, source, &plan->pack.model, err) &&
+       mm_draft_digest(made ? s : NULL, plan->recipe.nonfinite_zero, source, &wanted, err);
+  if (s) mm_draft_source_close(s);
+  free(s);
   *compared = ok && !mm_digest_equal(&wanted, &none);
   if (!*compared) return ok;
   if (!own) return another(p, MM_DFLASH_FILE, "found no draft, expected that of its source", err);

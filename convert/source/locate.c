@@ -14,13 +14,13 @@
 #define REVISION_MAX 256
 
 /* True for a broken link too. */
-static bool holds(const char *dir, const char *name) {
+MM_OWN_FRAME static bool holds(const char *dir, const char *name) {
   struct stat st;
   return lstat(mm_path_of(dir, name).text, &st) == 0;
 }
 
 /* The revision that refs/main names; "" where the file is absent. One that is not here is no reason to take another. */
-static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) {
+MM_OWN_FRAME static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) {
   const mm_path path = mm_path_of(dir, "refs/main");
   size_t n = 0;
   out[0] = 0;
@@ -38,7 +38,7 @@ static bool main_revision(const char *dir, char out[REVISION_MAX], mm_err *err) 
 }
 
 /* The number of snapshots; the last one's name goes to out. */
-static bool snapshots(const char *dir, size_t *count, char out[REVISION_MAX], mm_err *err) {
+MM_OWN_FRAME static bool snapshots(const char *dir, size_t *count, char out[REVISION_MAX], mm_err *err) {
   const mm_path path = mm_path_of(dir, "snapshots");
   *count = 0;
   DIR *d = opendir(path.text);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #define NAME_MAX_SHOWN 1000
 
@@ -183,6 +184,74 @@ bool mm_fail_damaged(mm_err *err, mm_err *reason) {
   return mm_fail_as(err, reason);
 }
 
+/* The number that stands in a file behind the first `skip`; UINT64_MAX where there is none ("max"). */
+static uint64_t number_of_file(const char *dir, const char *name, const char *skip) {
+  char text[128] = "", path[4200], *end = NULL;
+  snprintf(path, sizeof path, "%s/%s", dir, name);
+  FILE *f = fopen(path, "re");
+  if (f && !fgets(text, sizeof text, f)) text[0] = 0;
+  if (f) fclose(f);
+  const char *at = skip ? strstr(text, skip) : text;
+  if (!at) return UINT64_MAX;
+  if (skip) at += strlen(skip);
+  const uint64_t v = strtoull(at, &end, 10);
+  return end != at ? v : UINT64_MAX;
+}
+
+/* The group or one above it is full: its limit; UINT64_MAX: none is. The hierarchy's own root has a container's limit. */
+static uint64_t full_group(const char *root, const char *path) {
+  char group[4096];
+  const int n = snprintf(group, sizeof group, "%s%s", root, path);
+  if (n < 0 || (size_t)n >= sizeof group) return UINT64_MAX;
+  for (size_t end = (size_t)n; end > 0 && end >= strlen(root); end--) {
+    if (group[end] && group[end] != '/') continue;
+    group[end] = 0;
+    const uint64_t most = number_of_file(group, "pids.max", NULL), now = number_of_file(group, "pids.current", NULL);
+    if (most != UINT64_MAX && now != UINT64_MAX && now >= most) return most;
+  }
+  return UINT64_MAX;
+}
+
+static uint64_t full_of_all(const char *groups, const char *root) {
+  FILE *f = fopen(groups, "re");
+  char line[4096];
+  uint64_t full = UINT64_MAX;
+  char v1[300], unified[300];
+  snprintf(v1, sizeof v1, "%s/pids", root), snprintf(unified, sizeof unified, "%s/unified", root);
+  while (f && full == UINT64_MAX && fgets(line, sizeof line, f)) {
+    line[strcspn(line, "\n")] = 0;
+    char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!path) continue;
+    *path++ = 0;
+    controllers++;
+    if (!*controllers) full = mm_min(full_group(root, path), full_group(unified, path)); /* version 2, alone or with version 1 */
+    if (strcmp(controllers, "pids") == 0) full = full_group(v1, path);
+  }
+  if (f) fclose(f);
+  return full;
+}
+
+const char *mm_tasks_full(char to[MM_LIMITS_TEXT], const char *groups, const char *root, const char *proc) {
+  const uint64_t group = full_of_all(groups, root);
+  const uint64_t most = number_of_file(proc, "sys/kernel/threads-max", NULL), now = number_of_file(proc, "loadavg", "/");
+  const bool kernel = most != UINT64_MAX && now != UINT64_MAX && now >= most;
+  const char *words =
+      group != UINT64_MAX ? "processes and threads of the control group (pids.max)" : "threads of the system (kernel.threads-max)";
+  *to = 0;
+  if (group != UINT64_MAX || kernel)
+    snprintf(to, MM_LIMITS_TEXT, "; the limit is %" PRIu64 " %s", group != UINT64_MAX ? group : most, words);
+  return to;
+}
+
+/* Whether the limit of processes of a user holds for this process: it does not for root. */
+static bool tasks_limited(void) {
+  unsigned long inside = 1, outside = 1;
+  FILE *f = fopen("/proc/self/uid_map", "re"); /* root of a user namespace is another user outside */
+  const bool read = f && fscanf(f, "%lu %lu", &inside, &outside) == 2;
+  if (f) fclose(f);
+  return getuid() != 0 || (read && outside != 0);
+}
+
 /* Limits of a process, as ulimit names and counts them, and the errors that they cause: of memory, files, sizes or threads. */
 static const struct {
   int number;
@@ -202,6 +271,7 @@ const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value) {
     struct rlimit l;
     if (errno_value != limits[i].of[0] && errno_value != limits[i].of[1]) continue;
     if (getrlimit((__rlimit_resource_t)limits[i].number, &l) != 0 || l.rlim_cur == RLIM_INFINITY) continue;
+    if (limits[i].number == RLIMIT_NPROC && !tasks_limited()) continue;
     n += (size_t)snprintf(to + n, MM_LIMITS_TEXT - n, "%s%" PRIu64 " %s", n ? ", " : "; the limit is ",
                           (uint64_t)l.rlim_cur / limits[i].unit, limits[i].words);
   }
@@ -230,8 +300,9 @@ bool mm_fail_memory(mm_err *err, uint64_t bytes) {
 
 bool mm_fail_thread(mm_err *err, const char *what, int errno_value) {
   char buf[128], text[MM_LIMITS_TEXT];
+  const char *full = errno_value == EAGAIN ? mm_tasks_full(text, "/proc/self/cgroup", "/sys/fs/cgroup", "/proc") : "";
   return mm_fail(err, MM_LIMIT, "E_THREADS", mm_at(NULL, NULL), "%s: %s%s", what, strerror_r(errno_value, buf, sizeof buf),
-                 mm_limits_text(text, errno_value));
+                 *full ? full : mm_limits_text(text, errno_value));
 }
 
 uint64_t mm_gcd(uint64_t a, uint64_t b) {

@@ -93,7 +93,7 @@ bool mm_fail_errno(mm_err *err, mm_where where, const char *what, int errno_valu
 /* mm_fail(MM_LIMIT, "E_MEMORY") naming the bytes wanted, and the limit. */
 bool mm_fail_memory(mm_err *err, uint64_t bytes) MM_NEEDS(1);
 
-/* mm_fail(MM_LIMIT, "E_THREADS") for what pthread_create returned, with the limits. */
+/* mm_fail(MM_LIMIT, "E_THREADS") for what pthread_create returned, with the limit that was reached, or those that may have been. */
 bool mm_fail_thread(mm_err *err, const char *what, int errno_value) MM_NEEDS(1);
 
 /* Writes "; the limit is N descriptors (ulimit -n)" and its like: the limits of this process that may cause the error (EMFILE, EFBIG,
@@ -103,6 +103,10 @@ const char *mm_limits_text(char to[MM_LIMITS_TEXT], int errno_value);
 /* Writes "; NAME is "VALUE"" of a variable of the environment that may be the cause of an error; "" where it is not set. Returns `to`. */
 #define MM_VARIABLE_TEXT 160
 const char *mm_variable_text(char to[MM_VARIABLE_TEXT], const char *name);
+/* Why the system starts no thread any more: a control group (`groups` as /proc/self/cgroup, `root` as /sys/fs/cgroup) that has as many as
+ * it may have, or one of those above it; or the kernel (`proc` as /proc). Writes a text like that; "" where neither is full. Returns `to`.
+ */
+const char *mm_tasks_full(char to[MM_LIMITS_TEXT], const char *groups, const char *root, const char *proc);
 
 /* Writes `text` (n bytes) to `out` so that a terminal shows it and obeys none of it: control bytes (C0, DEL, C1), characters that are not
  * seen or turn others round (zero-width, U+202E and its like), quotes, backslashes and invalid UTF-8 as \xNN; always NUL-terminated, cut
@@ -112,6 +116,8 @@ char *mm_escape(char *out, size_t cap, const char *text, size_t n);
 #define MM_ESCAPED_BYTES(cap, text, n) mm_escape((char[cap]){0}, cap, text, n)
 #define MM_ESCAPED(cap, text)          MM_ESCAPED_BYTES(cap, text, strlen(text))
 #define MM_FORMATTED(cap, ...)         mm_format((char[cap]){0}, cap, __VA_ARGS__)
+/* A function whose frame never is part of its callers': they keep little of a small stack. */
+#define MM_OWN_FRAME __attribute__((noinline))
 char *mm_format(char *out, size_t cap, const char *fmt, ...) MM_PRINTF(3, 4);
 /* mm_escape of a string that does not stand between quotes: quotes and backslashes stay. */
 char *mm_show(char *out, size_t cap, const char *text);

@@ -38,7 +38,7 @@ typedef struct resources {
 } resources;
 
 /* Everything in the directory but the signature; the parts come last, without their digests. Free r->item. */
-static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
+MM_OWN_FRAME static bool list_resources(resources *r, const mm_pack *p, mm_err *err) {
   size_t most = 1 + p->file_count;
   for (uint32_t k = 0; k < mm_pack_ranks(p); k++) most += p->rank[k].part_count;
   if (!(r->item = mm_calloc(most, sizeof *r->item, err))) return false;
@@ -118,7 +118,7 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
 /* Writes the signature next to the checkpoint's directory, then renames it into the directory, which never holds half a signature. The
  * caller opened `in` (taken over) before it read the files to sign: a checkpoint that has taken the name since does not get the signature.
  */
-static bool put_signature(const char *dir, int in, const char *key, const char *text, mm_err *err) {
+MM_OWN_FRAME static bool put_signature(const char *dir, int in, const char *key, const char *text, mm_err *err) {
   char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
   struct stat now, then;
   mm_output out = MM_OUTPUT_NONE;

@@ -226,7 +226,7 @@ static bool send_some(flight *f) {
 }
 
 static void receive(const load *l, flight *f) {
-  char bytes[65536];
+  char bytes[8192];
   for (;;) {
     const ssize_t n = recv(f->fd, bytes, sizeof bytes, 0);
     if (n < 0 && errno == EINTR) continue;

@@ -95,18 +95,20 @@ bool mm_calibration_gather_moments(mm_calibration *c, uint32_t columns, uint64_t
 
 enum { ROWS_AT_ONCE = 4, WIDTH = 4 };
 typedef double wide_sum __attribute__((vector_size(8 * WIDTH), aligned(8), may_alias));
+typedef float narrow __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+
+#define WIDENED(x) __builtin_convertvector(*(const narrow *)(x), wide_sum)
 
 /* Adds the products of `rows` <= 4 inputs x[rows][n] to the triangle of one block. Absent rows are zeros. */
-static void add_products(double *sum, const double *const x[ROWS_AT_ONCE], uint32_t n) {
+static void add_products(double *sum, const float *const x[ROWS_AT_ONCE], uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
-    const double a = x[0][i], b = x[1][i], c = x[2][i], d = x[3][i];
+    const double a = (double)x[0][i], b = (double)x[1][i], c = (double)x[2][i], d = (double)x[3][i];
     uint32_t j = 0;
     for (; j + WIDTH <= i + 1; j += WIDTH) {
-      const wide_sum *const p = (const wide_sum *)(x[0] + j), *const q = (const wide_sum *)(x[1] + j);
-      const wide_sum *const r = (const wide_sum *)(x[2] + j), *const s = (const wide_sum *)(x[3] + j);
-      *(wide_sum *)(sum + j) += a * *p + b * *q + (c * *r + d * *s);
+      const wide_sum p = WIDENED(x[0] + j), q = WIDENED(x[1] + j), r = WIDENED(x[2] + j), s = WIDENED(x[3] + j);
+      *(wide_sum *)(sum + j) += a * p + b * q + (c * r + d * s);
     }
-    for (; j <= i; j++) sum[j] += a * x[0][j] + b * x[1][j] + (c * x[2][j] + d * x[3][j]);
+    for (; j <= i; j++) sum[j] += a * (double)x[0][j] + b * (double)x[1][j] + (c * (double)x[2][j] + d * (double)x[3][j]);
     sum += i + 1;
   }
 }
@@ -120,12 +122,12 @@ typedef struct vectors {
 
 /* Adds the products of numbers [first, first + n) of all vectors to one triangle. */
 static void add_block(double *sum, const vectors *v, uint32_t first, uint32_t n) {
-  double wide[ROWS_AT_ONCE][MM_MOMENTS_MOST];
-  const double *const row[ROWS_AT_ONCE] = {wide[0], wide[1], wide[2], wide[3]};
+  float whole[ROWS_AT_ONCE][MM_MOMENTS_MOST]; /* as they are: a stack may be small */
+  const float *const row[ROWS_AT_ONCE] = {whole[0], whole[1], whole[2], whole[3]};
   for (uint32_t t = 0; t < v->rows; t += ROWS_AT_ONCE) {
     for (uint32_t r = 0; r < ROWS_AT_ONCE; r++) {
       const float *from = t + r < v->rows ? v->x + (size_t)(v->pick ? v->pick[t + r] : t + r) * v->width + first : NULL;
-      for (uint32_t i = 0; i < n; i++) wide[r][i] = from ? (double)from[i] : 0;
+      for (uint32_t i = 0; i < n; i++) whole[r][i] = from ? from[i] : 0;
     }
     add_products(sum, row, n);
   }

@@ -5,6 +5,9 @@
 
 #include "formats/hash.h"
 
+/* Descriptors that the connections of one side, and making them, take at most. */
+enum { MM_TRANSFER_DESCRIPTORS = 17 };
+
 typedef struct mm_transfer_config {
   const char *listen; /* HOST:PORT where this scheduler computes prompts for others, or NULL; port 0: a free one */
   const char *from;   /* HOST:PORT of the server that computes prompts for this one, or NULL. Not with listen */

@@ -8,6 +8,8 @@
 #include "runtime/schedule/transfer_wire.h"
 
 enum { MM_SEND_PLACES = 512, MM_SEND_THREADS = 16, MM_FETCH_THREADS = 8 };
+_Static_assert(1 + MM_SEND_THREADS <= MM_TRANSFER_DESCRIPTORS && 2 * MM_FETCH_THREADS <= MM_TRANSFER_DESCRIPTORS,
+               "a socket that listens and one a thread; one a thread and one of the resolver");
 
 /* The parts of a place, for a message: part[mm_engine_pool_parts]. */
 void mm_transfer_place(const mm_scheduler *s, uint32_t place, mm_wire_part *part);

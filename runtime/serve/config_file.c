@@ -10,6 +10,15 @@
 #define CONFIG_MAX (UINT64_C(1) << 20)
 #define LINES_MAX  4096
 
+#define SEVERAL SIZE_MAX
+
+/* The file that was read, and the line of each option that counts: 0: none, SEVERAL: more than one. */
+static struct {
+  const mm_program *program;
+  const char *file;
+  const size_t *line;
+} taken;
+
 static const mm_option *find(const mm_program *p, const char *name, size_t n) {
   for (size_t i = 0; i < p->option_count; i++) {
     const char *const names[] = {p->options[i].name, p->options[i].alias};
@@ -108,7 +117,7 @@ static bool check_once(const mm_option *o, const char *file, size_t number, size
   if (*first && o->kind != MM_OPT_LIST)
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: --%s: found twice, expected once; the first is in line %zu",
                    number, o->name, *first);
-  *first = number;
+  *first = *first ? SEVERAL : number;
   return true;
 }
 
@@ -146,5 +155,22 @@ bool mm_config_file(const mm_program *p, mm_arena *a, int argc, char **argv, int
   }
   for (int i = 1; i < argc; i++) all[(*count)++] = argv[i];
   *out = all;
+  taken.program = p, taken.file = file, taken.line = first;
   return true;
+}
+
+bool mm_config_named(mm_err *err) {
+  const mm_err own = *err;
+  const mm_option *o = NULL;
+  if (own.status != MM_USAGE || !taken.file) return false;
+  for (const char *at = own.text; !o && (at = strstr(at, "--"));) {
+    at += 2;
+    o = find(taken.program, at, strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789-"));
+    if (o && !taken.line[o - taken.program->options]) o = NULL;
+  }
+  if (!o) return false;
+  const size_t line = taken.line[o - taken.program->options], skip = strlen(own.code) + strlen(": ");
+  *err = (mm_err){0};
+  if (line == SEVERAL) return mm_fail(err, own.status, own.code, mm_at(taken.file, NULL), "%s", own.text + skip);
+  return mm_fail(err, own.status, own.code, mm_at(taken.file, NULL), "line %zu: %s", line, own.text + skip);
 }

@@ -56,7 +56,8 @@ struct mm_http {
   bool full, draining; /* full: the listener is disabled */
   timer timer[TIMERS];
   unsigned timers;
-  int wake; /* eventfd */
+  uint32_t connections; /* at a time, at most */
+  int wake;             /* eventfd */
   struct event *wake_event;
   pthread_mutex_t lock;
   mm_task *first, **last; /* posted */
@@ -108,7 +109,7 @@ static void exchange_free(mm_exchange *x) {
 }
 
 static void resume_accepting(mm_http *h) {
-  if (!h->full || h->open >= h->c.connections) return;
+  if (!h->full || h->open >= h->connections) return;
   h->full = false;
   evconnlistener_enable(h->listener);
 }
@@ -291,7 +292,7 @@ static void accepted(struct evconnlistener *l, evutil_socket_t fd, struct sockad
   bufferevent_set_max_single_read(b, READ_MAX);
   bufferevent_set_max_single_write(b, WRITE_MAX);
   bufferevent_setcb(b, on_read, on_written, on_event, x);
-  if (++h->open >= h->c.connections) stop_accepting(h);
+  if (++h->open >= h->connections) stop_accepting(h);
   if (bufferevent_enable(b, EV_READ | EV_WRITE) != 0) leave(x);
 }
 
@@ -553,7 +554,7 @@ mm_http *mm_http_open(const mm_http_config *c, mm_err *err) {
   mm_http *h = mm_calloc(1, sizeof *h, err);
   if (!h) return NULL;
   h->c = *c;
-  h->wake = -1;
+  h->wake = -1, h->connections = UINT32_MAX;
   h->last = &h->first;
   pthread_mutex_init(&h->lock, NULL);
   if (open_loop(h, err) && bind_address(h, err) && mm_http_every(h, SWEEP_SECONDS, sweep, h, err)) return h;
@@ -571,6 +572,7 @@ bool mm_http_run(mm_http *h, mm_err *err) {
   return mm_fail(err, MM_IO, "E_IO", mm_at(NULL, NULL), "the event loop failed");
 }
 
+void mm_http_limit(mm_http *h, uint32_t connections) { h->connections = connections; }
 void mm_http_stop(mm_http *h) { event_base_loopbreak(h->base); }
 
 void mm_http_drain(mm_http *h) { h->draining = true; }

@@ -12,7 +12,6 @@ typedef struct mm_http_config {
   const char *host; /* an address or a name */
   uint16_t port;    /* 0: any free one */
   uint64_t header_max, body_max;
-  uint32_t connections; /* open at a time; more wait in the kernel's queue */
   double read_time;     /* seconds in which a request must arrive whole, and a kept connection must begin its next */
   double write_time;    /* seconds in which a client must take something of what is ready for it */
   uint64_t pending_max; /* bytes of a stream that may wait for its client, and 8 times its request's; beyond, the client is dropped */
@@ -25,6 +24,8 @@ typedef struct mm_http_config {
 /* MM_IO E_IO where the address cannot be bound. */
 mm_http *mm_http_open(const mm_http_config *c, mm_err *err);
 uint16_t mm_http_port(const mm_http *h); /* the one bound */
+/* Connections that are open at a time (any number of them); more wait in the kernel's queue. */
+void mm_http_limit(mm_http *h, uint32_t connections);
 /* Runs the loop until mm_http_stop. MM_IO when the loop fails. */
 MM_MUST_USE bool mm_http_run(mm_http *h, mm_err *err);
 void mm_http_stop(mm_http *h);

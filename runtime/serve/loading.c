@@ -75,18 +75,24 @@ static mm_scheduler_config scheduler_of(const mm_loaded *l, const mm_loading_con
   return s;
 }
 
+static void close_draft(mm_loaded *l) {
+  if (l->draft) mm_dflash_close(l->draft);
+  free(l->draft);
+  l->draft = NULL;
+}
+
 static bool map_draft(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   const mm_pack *p = &l->shards.pack;
-  return mm_dflash_open(&l->draft, p->dir, &p->model, err) &&
-         (!c->verify || mm_dflash_verify(&l->draft, mm_pack_find_file(p, MM_DFLASH_FILE), err));
+  return (l->draft = mm_calloc(1, sizeof *l->draft, err)) && mm_dflash_open(l->draft, p->dir, &p->model, err) &&
+         (!c->verify || mm_dflash_verify(l->draft, mm_pack_find_file(p, MM_DFLASH_FILE), err));
 }
 
 /* Both servers of a split need the same cells, so that neither takes a draft by itself. */
 static bool takes_draft(const mm_loaded *l, const mm_loading_config *c, const mm_engine_config *e, mm_err *err) {
   mm_engine_config with = *e;
-  with.draft = &l->draft;
+  with.draft = l->draft;
   if (c->scheduler.transfer.listen || c->scheduler.transfer.from)
-    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(l->draft.st.path, NULL),
+    return mm_fail(err, MM_UNSUPPORTED, "E_DRAFT", mm_at(l->draft->st.path, NULL),
                    "found one server of two; expected --drafts N for both, where it is to be used");
   return mm_engine_takes_draft(&l->shards.pack, &with, err);
 }
@@ -97,7 +103,7 @@ static bool open_draft(mm_loaded *l, const mm_loading_config *c, const mm_engine
   if (!mm_pack_find_file(&l->shards.pack, MM_DFLASH_FILE) || !c->scheduler.drafts) return true;
   if (c->fixed_drafts) return l->has_draft = map_draft(l, c, err);
   l->has_draft = map_draft(l, c, &l->no_draft) && takes_draft(l, c, e, &l->no_draft);
-  if (!l->has_draft) mm_dflash_close(&l->draft);
+  if (!l->has_draft) close_draft(l);
   return true;
 }
 
@@ -128,7 +134,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
   };
   mm_engine_config with = e;
   if (!e.ops || !mm_process_group_find(true, &with.process_group, err) || !open_draft(l, c, &with, err)) return false;
-  with.draft = l->has_draft ? &l->draft : NULL;
+  with.draft = l->has_draft ? l->draft : NULL;
   with.options.act_quant = c->act_quant ? strcmp(c->act_quant, "on") == 0 : e.ops->act_quant;
   uint32_t *device;
   const uint32_t here = mm_process_group_ranks(with.process_group, mm_pack_ranks(&l->shards.pack));
@@ -151,7 +157,7 @@ bool mm_loading_finish(mm_loaded *l, const mm_loading_config *c, mm_err *err) {
 void mm_loading_close(mm_loaded *l, bool drain) {
   mm_scheduler_close(l->scheduler, drain);
   mm_engine_close(l->engine);
-  mm_dflash_close(&l->draft);
+  close_draft(l);
   mm_tokenizer_close(l->tokenizer);
   mm_shards_close(&l->shards);
   free(l->never);

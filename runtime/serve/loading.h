@@ -32,7 +32,7 @@ typedef struct mm_loading_config {
 /* Zero-initialise. */
 typedef struct mm_loaded {
   mm_shards shards;
-  mm_dflash draft; /* has_draft: the engine's */
+  mm_dflash *draft; /* has_draft: the engine's */
   bool has_draft;
   mm_err no_draft;         /* why the checkpoint's is left out, where proposals were not asked for; else status MM_OK */
   bool proposals_left_out; /* nothing is proposed, as memory for it would leave too little */

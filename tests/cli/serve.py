@@ -440,6 +440,17 @@ def config_file():
         assert b"operand" not in done.stderr, (line, done)  # an option without a value did not take the directory for it
     with open(path, "w") as f:
         f.write("port 9000\n\nport 9001\n")
+    # What is wrong only when all options are known has its line too, unless the command line gave it.
+    late = os.path.join(TMP, "late.conf")
+    for text, options, word in (("# x\nread-timeout 0\n", [], "line 2: --read-timeout: found 0,"), ("gpu-memory-utilization 3", [], "line 1: --gpu-memory-utilization: found 3,"),
+                                ("allow-host a\nallow-host /\n", [], "--allow-host: found /,"), ("\nprefill-min 9", [], "line 2: --prefill-min: expected"),
+                                ("any-model\ndp 0", [], 'line 2: --dp: found "0"'), ("max-model-len 99999", [], "line 1: --max-model-len: found 99999,"),
+                                ("kv-offload-dir /tmp", ["--kv-offload", "1G"], "line 1: --kv-offload-dir, --kv-offload-disk: expected both")):
+        with open(late, "w") as f:
+            f.write(text)
+        for more in ([], ["--write-timeout", "9"]):
+            done = subprocess.run([f"{BIN}/minimax-serve", "--config", late, PACKED, "--check", *options, *more], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 2 and done.stderr.startswith(f"minimax-serve: error: E_USAGE: {late}: {word}") and done.stderr.count("\n") == 1, (text, done)
     for options, word in ((["--config", path], f"{path}: line 3: --port: found twice, expected once; the first is in line 1"), (["--allow-host", "http://x"], "--allow-host: found http://x"),
                           (["--prefill-min", "5"], "--prefill-min: expected --prefill-from"), (["--prefill-timeout", "5"], "--prefill-timeout: expected")):
         done = subprocess.run([f"{BIN}/minimax-serve", *options, PACKED, "--check"], capture_output=True, text=True, timeout=60)

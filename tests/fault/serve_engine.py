@@ -116,4 +116,19 @@ for signals, runs in ((1, True), (1, False), (2, True), (2, False)):
     ends(s, 5, 12)
     assert b"the engine failed" in stream.ended(), stream.data[-300:]
     os.remove(FAILING)
-print("failing engines: 6 servers, each with the engine's status or a good end")
+
+# A checkpoint that was replaced after the load is not why the engine fails: its own error is said.
+moved = os.path.join(TMP, "moved")
+os.rename(PACKED, moved)
+PACKED = convert("tests/data/tiny-m2")
+s = Server(PACKED, prefix=("env", "FAILING=" + FAILING, "DAMAGED=1"), program="../tests/fault/failing_engine")
+stream = Stream(s, LONG)
+assert stream.began.wait(30)
+os.rename(PACKED, PACKED + "-old")
+os.rename(moved, PACKED)
+fail()
+assert b"the engine failed" in stream.ended(), stream.data[-300:]
+ends(s, 6, 12)
+last = open(s.log).read().strip().split("\n")[-1]
+assert "E_DIGEST" in last and "fallen out" in last, last
+print("failing engines: 7 servers, each with the engine's status or a good end")

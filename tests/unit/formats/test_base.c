@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "tests/unit/unit.h"
 
@@ -60,7 +61,52 @@ TEST(test_limits) {
   assert_int_equal(thread.status, MM_LIMIT);
   assert_string_equal(thread.code, "E_THREADS");
   assert_int_equal(getrlimit(RLIMIT_NPROC, &few), 0);
-  if (few.rlim_cur != RLIM_INFINITY) assert_non_null(strstr(thread.text, " processes and threads (ulimit -u)"));
+  if (few.rlim_cur != RLIM_INFINITY && getuid() != 0) assert_non_null(strstr(thread.text, " processes and threads (ulimit -u)"));
+}
+
+/* Threads that a control group or the kernel refuses: the error names whose limit is reached. Limits that are not are not named, nor for
+ * root one that does not hold. */
+TEST(test_no_threads) {
+  static const struct {
+    const char *cgroup, *file[4][2], *expected;
+  } rows[] = {
+      {"0::/a/b\n",
+       {{"a/b/pids.max", "10"}, {"a/b/pids.current", "10"}},
+       "; the limit is 10 processes and threads of the control group (pids.max)"},
+      {"0::/a/b\n",
+       {{"a/pids.max", "7"}, {"a/pids.current", "7"}},
+       "; the limit is 7 processes and threads of the control group (pids.max)"},
+      {"3:cpu,memory:/x\n2:pids:/a\n",
+       {{"pids/a/pids.max", "9"}, {"pids/a/pids.current", "9"}},
+       "; the limit is 9 processes and threads of the control group (pids.max)"},
+      {"0::/gone\n", {{"pids.max", "5"}, {"pids.current", "6"}}, "; the limit is 5 processes and threads of the control group (pids.max)"},
+      {"0::/a\n", {{"a/pids.max", "max"}, {"a/pids.current", "10"}}, ""},
+      {"0::/a\n", {{"a/pids.max", "11"}, {"a/pids.current", "10"}}, ""},
+      {"0::/a\n",
+       {{"sys/kernel/threads-max", "400"}, {"loadavg", "0.1 0.2 0.3 2/400 77"}},
+       "; the limit is 400 threads of the system (kernel.threads-max)"},
+      {"0::/a\n", {{"sys/kernel/threads-max", "401"}, {"loadavg", "0.1 0.2 0.3 2/400 77"}}, ""},
+  };
+  char text[MM_LIMITS_TEXT], path[600];
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    char root[] = "/tmp/minimax-tasks-XXXXXX";
+    assert_non_null(mkdtemp(root));
+    snprintf(path, sizeof path, "cd %s && mkdir -p a/b pids/a sys/kernel && printf '%s' > cgroup && printf '%s' > %s && printf '%s' > %s",
+             root, rows[i].cgroup, rows[i].file[0][1], rows[i].file[0][0], rows[i].file[1][1], rows[i].file[1][0]);
+    assert_int_equal(system(path), 0);
+    snprintf(path, sizeof path, "%s/cgroup", root);
+    assert_string_equal(mm_tasks_full(text, path, root, root), rows[i].expected);
+    snprintf(path, sizeof path, "rm -r %s", root);
+    assert_int_equal(system(path), 0);
+  }
+  mm_err err = {0};
+  const struct rlimit few = {1000, 1000};
+  struct rlimit before;
+  assert_int_equal(getrlimit(RLIMIT_NPROC, &before), 0);
+  assert_int_equal(setrlimit(RLIMIT_NPROC, &(struct rlimit){mm_min(few.rlim_cur, before.rlim_max), before.rlim_max}), 0);
+  mm_fail_thread(&err, "start a thread", EAGAIN);
+  assert_int_equal(setrlimit(RLIMIT_NPROC, &before), 0);
+  if (getuid() == 0 && !*mm_tasks_full(text, "/proc/self/cgroup", "/sys/fs/cgroup", "/proc")) assert_null(strstr(err.text, "ulimit -u"));
 }
 
 TEST(test_error_helpers) {
