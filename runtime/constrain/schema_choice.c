@@ -141,6 +141,7 @@ static unsigned beginnings(const mm_form *s) {
 static bool is_conditional(mm_schema_compiler *p, const mm_value *schema, unsigned depth) {
   static const char *const conditions[] = {"not", "if", "dependentRequired", "dependentSchemas"};
   const mm_value *v = mm_schema_plain(p, schema);
+  if (!v && mm_schema_forget_none(p)) return false; /* an alternative that no value fits is left out */
   if (!v || depth == MM_SCHEMA_DEPTH || !mm_schema_spend(p, v->count)) return true;
   bool values = false, others = false;
   for (const mm_value *m = v->first; m; m = m->next) {
@@ -159,6 +160,7 @@ static bool is_conditional(mm_schema_compiler *p, const mm_value *schema, unsign
 /* True if the schema names the types of its values. Values of other types may fit a schema without types, though none is generated. */
 static bool has_types(mm_schema_compiler *p, const mm_value *schema, unsigned depth) {
   const mm_value *v = mm_schema_plain(p, schema);
+  if (!v && mm_schema_forget_none(p)) return true;
   if (!v || v->type != MM_VALUE_OBJECT || depth == MM_SCHEMA_DEPTH || !mm_schema_spend(p, v->count)) return false;
   for (const mm_value *m = v->first; m; m = m->next)
     if (mm_value_key_is(m, "type") || mm_value_key_is(m, "enum") || mm_value_key_is(m, "const")) return true;

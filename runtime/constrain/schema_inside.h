@@ -182,9 +182,11 @@ const mm_value *mm_schema_whole(mm_schema_compiler *p, int64_t n);
 bool mm_schema_same(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
 /* The same value, or one that is read as the same. */
 bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_value *b);
-/* The value is that of enum or const, of a list or the member itself. One that is read as the same is left out, since who reads numbers by
- * their digits does not find it there: the form is partial. */
+/* The value is that of enum or const, of a list or the member itself. One that is the same only as it is read, or only by its digits, is
+ * left out, and the form is partial. */
 bool mm_schema_in_list(mm_schema_compiler *p, const mm_value *v, const mm_value *member, bool list);
+/* Whole numbers of 64 bits are below, at or above the number by its digits as they are as it is read. */
+bool mm_schema_whole_alike(const mm_value *v);
 /* The order of two numbers: by their digits; as they are read, whole ones exactly and others as doubles. */
 int mm_schema_compare_exact(const mm_value *a, const mm_value *b);
 int mm_schema_compare_read(const mm_value *a, const mm_value *b);

@@ -1,4 +1,5 @@
 /* Schemas that are made while others are merged: objects and lists of members that are copied. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -82,6 +83,13 @@ static bool is_whole(const mm_value *v) {
   return true;
 }
 
+bool mm_schema_whole_alike(const mm_value *v) {
+  const double x = mm_value_real(v);
+  char text[32];
+  if (is_whole(v) || x < -0x1p63 || x > 0x1p63 || floor(x) != x) return true; /* the whole numbers next to it are doubles */
+  return mm_decimal_compare(v->text, v->n, text, (size_t)snprintf(text, sizeof text, "%.0f", x)) == 0;
+}
+
 int mm_schema_compare_read(const mm_value *a, const mm_value *b) {
   const double x = mm_value_real(a), y = mm_value_real(b);
   const bool whole = is_whole(a), other = is_whole(b);
@@ -95,11 +103,12 @@ int mm_schema_compare_read(const mm_value *a, const mm_value *b) {
 /* So few digits that another number of as few is read as another one. */
 static bool is_short(const mm_value *v) { return v->n <= 15 && !memchr(v->text, 'e', v->n) && !memchr(v->text, 'E', v->n); }
 
-/* Numbers: by their digits, as ids of 64 bits differ; if not `exact`, also as they are read. */
+/* Numbers: by their digits, as ids of 64 bits differ, and as they are read, as 1e23 is another one than that whole number; if not `exact`,
+ * by one of the two. */
 static bool equal_numbers(mm_schema_compiler *p, const mm_value *a, const mm_value *b, bool exact) {
   const size_t digits = a->n + b->n;
   if (digits > 40 && !mm_schema_spend(p, digits / 64)) return false;
-  if (mm_schema_compare_exact(a, b) == 0) return true;
+  if (mm_schema_compare_exact(a, b) == 0) return !exact || mm_schema_compare_read(a, b) == 0;
   return !exact && !(is_short(a) && is_short(b)) && mm_schema_spend(p, 0) && mm_schema_compare_read(a, b) == 0;
 }
 
@@ -129,10 +138,11 @@ bool mm_schema_may_equal(mm_schema_compiler *p, const mm_value *a, const mm_valu
 bool mm_schema_in_list(mm_schema_compiler *p, const mm_value *v, const mm_value *member, bool list) {
   bool alike = false;
   for (const mm_value *w = list ? member->first : member; w; w = list ? w->next : NULL) {
+    if (!mm_schema_may_equal(p, v, w)) continue;
     if (mm_schema_same(p, v, w)) return true;
-    alike |= mm_schema_may_equal(p, v, w);
+    alike = true;
   }
-  if (alike) p->narrowed = p->partial = true, p->fault.beyond = member->key; /* a reader of doubles finds it there */
+  if (alike) p->narrowed = p->partial = true, p->fault.beyond = member->key; /* one reader finds it there, another does not */
   return false;
 }
 

@@ -248,7 +248,7 @@ static bool bound(mm_schema_compiler *p, const mm_value *schema, const char *key
   *there = NULL;
   if (!v) return true;
   if (v->type != MM_VALUE_NUMBER) return mm_fail(p->err, MM_BAD_INPUT, "E_SCHEMA", mm_at(p->where, NULL), "%s: expected a number", key);
-  if (!mm_decimal_read(v->text, v->n, out)) return mm_schema_unserved(p, key, " with so many digits");
+  if (!mm_schema_whole_alike(v) || !mm_decimal_read(v->text, v->n, out)) return mm_schema_unserved(p, key, " with so many digits");
   *there = out;
   return true;
 }
@@ -364,7 +364,8 @@ int mm_schema_number_fits(const mm_value *schema, const mm_value *number) {
   int64_t whole;
   if (!mm_decimal_read(number->text, number->n, &n) || !mm_decimal_read(multiple->text, multiple->n, &step) || !step.digits) return -1;
   const double x = mm_value_real(number);
-  bool known = !(n.digits >> 53) && x <= 0x1p53 && x >= -0x1p53; /* a double, and a whole number that is written as one, is what it says */
+  /* A double, and a whole number that is written as one, is what it says. */
+  bool known = !(n.digits >> 53) && x <= 0x1p53 && x >= -0x1p53 && (x != 0 || !n.digits);
   if (!known && mm_value_int(number, &whole))
     known = !memchr(number->text, '.', number->n) && !memchr(number->text, 'e', number->n) && !memchr(number->text, 'E', number->n);
   return known ? is_multiple(&n, &step) : -1;

@@ -134,18 +134,21 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
 }
 
 bool mm_message_check(mm_call *c, const mm_value *v, const char *instead) {
-  static const char *const fields[] = {"tool_calls", "function_call",     "audio",   "reasoning_content",
-                                       "reasoning",  "reasoning_details", "refusal", "tools"};
+  static const char *const fields[] = {"tool_calls", "function_call", "audio",  "reasoning_content", "reasoning", "reasoning_details",
+                                       "refusal",    "tools",         "images", "documents"};
+  static const char *const other[] = {"give tools in the request", "texts in its content are", "texts in its content are"};
   const char *field = c->api->prompt ? c->api->prompt : "messages";
   for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
     const bool some = m->type == MM_VALUE_STRING ? m->n > 0 : m->type >= MM_VALUE_ARRAY && m->count;
     for (size_t i = 0; some && i < sizeof fields / sizeof *fields; i++)
       if (mm_value_key_is(m, fields[i]))
-        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i],
-                         strcmp(fields[i], "tools") == 0 ? "give tools in the request" : instead);
+        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i], i < 7 ? instead : other[i - 7]);
   }
   return true;
 }
+
+/* Fields by which other servers let the reply go on with a message. */
+static const char *const goes_on[] = {"prefix", "partial", "continue_final_message"};
 
 static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, "messages", "messages: found %s, expected an object", mm_value_word(v));
@@ -153,6 +156,11 @@ static bool read_message(mm_call *c, const mm_value *v, mm_message *m, mm_err *e
   const mm_value *id = NULL, *tools;
   if (!mm_field(c, v, "tools", MM_VALUE_ARRAY, &tools)) return false;
   if (tools && tools->count) return mm_refuse(c, 400, "messages", "messages: tools of a message are not served, those of the request are");
+  for (size_t i = 0; i < sizeof goes_on / sizeof *goes_on; i++) {
+    const mm_value *on = mm_value_get(v, goes_on[i]);
+    if (on && on->type == MM_VALUE_BOOL && on->truth)
+      return mm_refuse(c, 400, "messages", "messages: %s of a message is not served, continue_final_message of the request is", goes_on[i]);
+  }
   if (m->role == MM_ROLE_TOOL && !mm_field(c, v, "tool_call_id", MM_VALUE_STRING, &id)) return false;
   m->call_id = mm_str_of(id);
   if (m->role != MM_ROLE_ASSISTANT) return mm_message_check(c, v, "one of the assistant has it");
@@ -218,6 +226,12 @@ static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count) {
   return true;
 }
 
+/* The field in which a schema stands as in Anthropic's messages (where that is elsewhere) or in MCP, so that it would not be seen. */
+static const char *schema_elsewhere(const mm_value *v, bool anthropic) {
+  if (anthropic && mm_value_get(v, "input_schema")) return "input_schema";
+  return mm_value_get(v, "inputSchema") ? "inputSchema" : NULL;
+}
+
 static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
   const mm_value *list;
   if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
@@ -234,14 +248,17 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     if (type && !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served, function is", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n) return mm_refuse(c, 400, "tools", "tools: a function has no name");
-    const bool flat = mm_value_get(v, "parameters");
-    if (flat || mm_value_get(v, "input_schema") || mm_value_get(function, "input_schema")) /* the schema would not be seen there */
-      return mm_refuse(c, 400, "tools", "tools: found %s, expected function.parameters", flat ? "parameters" : "input_schema");
+    const char *misplaced = mm_value_get(v, "parameters") ? "parameters" : schema_elsewhere(v, true);
+    if (!misplaced) misplaced = schema_elsewhere(function, true);
+    if (misplaced) return mm_refuse(c, 400, "tools", "tools: found %s, expected function.parameters", misplaced);
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
     *t = (mm_chat_tool){.json = {v->raw, v->raw_n}};
     *one++ = (named){mm_str_of(name), {function->raw, function->raw_n}};
-    if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !mm_field_bool(c, function, "strict", &t++->strict)) return false;
+    if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !mm_field_bool(c, v, "strict", &t->strict) ||
+        !mm_field_bool(c, function, "strict", &t->strict))
+      return false;
+    t++;
   }
   return refuse_two_of_a_name(c, all, list->count);
 }
@@ -272,9 +289,9 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
       return mm_refuse(c, 400, "tools", "tools: a %s has no name", anthropic ? "tool" : "function");
-    const char *other = anthropic ? "parameters" : "input_schema"; /* of another API, where the schema would not be seen */
-    if (mm_value_get(v, "function") || mm_value_get(v, other))
-      return mm_refuse(c, 400, "tools", "tools: found %s, expected %s", mm_value_get(v, "function") ? "function" : other, schema);
+    const char *misplaced = mm_value_get(v, "function") ? "function" : schema_elsewhere(v, !anthropic);
+    if (!misplaced && anthropic && mm_value_get(v, "parameters")) misplaced = "parameters";
+    if (misplaced) return mm_refuse(c, 400, "tools", "tools: found %s, expected %s", misplaced, schema);
     if (parameters && parameters->type != MM_VALUE_OBJECT)
       return mm_refuse(c, 400, "tools", anthropic ? "tools: an input_schema is %s" : "tools: parameters are %s", mm_value_word(parameters));
     if (!mm_field(c, v, "description", MM_VALUE_STRING, &about)) return false;

@@ -27,7 +27,7 @@ static bool add_parts(mm_call *c, const mm_value *content, mm_chat_part *part, s
   return true;
 }
 
-static bool is_given(const mm_value *v) { return v && v->type != MM_VALUE_NULL && (v->type != MM_VALUE_ARRAY || v->count); }
+static bool is_given(const mm_value *v) { return v && (v->type == MM_VALUE_STRING ? v->n : v->type != MM_VALUE_ARRAY || v->count); }
 
 /* What an item says; reasoning that has no content says its summary. */
 static const mm_value *content_of(const mm_value *v) {

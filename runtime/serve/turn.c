@@ -303,11 +303,16 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   return mm_turn_constrain(c, v, r, set, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
 
+static bool is_bound(const mm_value *schema) { return schema && (schema->type != MM_VALUE_OBJECT || schema->count); }
+
 bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_content_rule *rule, mm_err *err) {
   const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema"),
                  *nested = mm_value_get(format, "json_schema");
   const bool object = mm_value_is(type, "json_object");
-  if (!format || mm_value_is(type, "text")) return true;
+  if (!format) return true;
+  if (mm_value_is(type, "text")) /* a schema that says something would not be seen */
+    return !(is_bound(schema) || is_bound(mm_value_get(nested, "schema"))) ||
+           mm_refuse(c, 400, param, "%s: found a schema next to the type text", param);
   if (!object && !mm_value_is(type, "json_schema"))
     return mm_refuse(c, 400, param, "%s: found the type %.60s, expected text, json_object or json_schema", param,
                      type ? MM_SHOWN_VALUE(type) : "nothing");

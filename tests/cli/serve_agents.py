@@ -165,7 +165,7 @@ def thoughts(s):
 
     assert tokens(["Alpha ", "beta ", "gamma."]) == tokens(["Alpha beta gamma."]) > tokens(["gamma."])
     summary = [{"type": "summary_text", "text": "Alpha "}, {"type": "summary_text", "text": "beta gamma."}]
-    for content in (None, []):
+    for content in (None, [], ""):
         assert tokens(["x"], summary=summary, content=content) == tokens(["Alpha beta gamma."])
     assert tokens(["gamma."], summary=summary) == tokens(["gamma."])
     said = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]

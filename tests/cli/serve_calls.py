@@ -235,6 +235,8 @@ def unserved(s):
     assert ask(False, tool_choice={"type": "function", "function": {"name": "get_weather"}})[0] == 200
     status, text = ask("yes")
     assert status == 400 and "strict" in text, text
+    beside = {"type": "function", "function": {"name": "odd one", "parameters": odd}, "strict": True}
+    assert "odd one" in s.post(CHAT, {"messages": ASK, "tools": [beside], "max_tokens": 1}, 400)["error"]["message"]
 
 
 def endless(s):

@@ -315,13 +315,21 @@ def within(s):
         (responses, {**flat, "tools": [{**flat_f[0], "function": {}}]}, "found function, expected parameters"),
         (anthropic, {**own, "output_config": {"type": "json_schema", "schema": {"const": 1}}}, "output_config: found type, expected it within format"),
         (responses, {**flat, "text": {"schema": {"const": 1}}}, "text: found schema, expected it within format"),
+        (responses, {**flat, "text": {"format": {"type": "text", "schema": {"const": 1}}}}, "text: found a schema next to the type text"),
+        (chat, {**base, "response_format": {"type": "text", "json_schema": {"name": "x", "schema": {"const": 1}}}}, "found a schema next to the type text"),
+        (chat, turn(prefix=True), "prefix of a message is not served, continue_final_message"), (chat, turn(partial=True), "partial of a message"),
+        (chat, {**base, "messages": [{**USER[0], "images": ["aGk="]}]}, "images is no field of such a message here, texts"),
+        (anthropic, {**own, "messages": [{**USER[0], "images": ["aGk="]}]}, "images is no field"),
+        (anthropic, {**own, "tools": [{"name": "f", "inputSchema": {}}]}, "found inputSchema, expected input_schema"),
+        (responses, {**flat, "tools": [{**flat_f[0], "inputSchema": {}}]}, "found inputSchema, expected parameters"),
+        (chat, {**base, "tools": [{"type": "function", "function": {"name": "f", "inputSchema": {}}}]}, "found inputSchema, expected function"),
         (anthropic, {**own, "system": 1}, "system: found a number"), (anthropic, {**own, "system": [{"type": "image"}]}, 'system: content of type "image"'),
         (anthropic, {**own, "messages": [{"role": "tool", "content": "x"}]}, "expected user, assistant or system"),
     ]:
         error = s.post(path, body, 400)["error"]
         assert name in error["message"], (path, name, error)
     plain = ask(s, chat, turn())
-    for same in ({"tool_calls": [], "reasoning_content": "", "audio": None}, {"tools": None, "refusal": ""}):
+    for same in ({"tool_calls": [], "reasoning_content": "", "audio": None}, {"tools": None, "refusal": "", "images": [], "prefix": False}):
         assert ask(s, chat, {**base, "messages": [{**USER[0], **same}]}) == ask(s, chat, base)
     alpha = {"role": "system", "content": "Alpha."}
     counted = {k: s.post("/v1/messages/count_tokens", {**more, "messages": m})["input_tokens"] for k, m, more in (
@@ -337,6 +345,7 @@ def within(s):
 
     parts = [{"type": "reasoning.text", "text": "I "}, {"text": "see."}]
     assert thought() != thought(reasoning_content="I see.") == thought(reasoning_details=parts) == thought(reasoning_details=parts[:1], reasoning="I see.")
+    assert ask(s, chat, {**base, "response_format": {"type": "text", "schema": {}, "json_schema": None}}) == ask(s, chat, base)
     off = ask(s, responses, {**flat, "reasoning": {"effort": "none"}})
     assert ask(s, responses, {**flat, "reasoning": {"enabled": False}}) == off != ask(s, responses, flat)
     with open("tests/data/tiny-m2/tokenizer.json", encoding="utf-8") as f:

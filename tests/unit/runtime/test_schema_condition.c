@@ -89,6 +89,17 @@ static const struct {
      {"{'x': 0.2, 'y': 0.2}"},
      {"{'x': 0.2, 'y': 0.1}"}},
     {"{'type': 'integer', 'enum': [-1e400, 1e400, 1e2]}", {"1e2"}, {"1e400", "-1e400"}}, /* read as infinite, which is not whole */
+    /* One that is a listed number by its digits, and is read as another one. */
+    {"{'allOf': [{'enum': [9.007199254740993e15, 1e23, 1]}, {'enum': [9007199254740993, 100000000000000000000000, 1]}]}",
+     {"1"},
+     {"9.007199254740993e15", "9007199254740993", "1e23", "100000000000000000000000"}},
+    /* An alternative of an alternative that no value fits. */
+    {"{'oneOf': [{'enum': [1]}, {'anyOf': [{'const': 2}, {'allOf': [{'const': 3}, {'const': 4}]}]}]}", {"1", "2"}, {"3"}},
+    {"{'oneOf': [{'type': 'object', 'properties': {'k': {'const': 1}}, 'required': ['k']}, {'anyOf': [{'type': 'null'}, "
+     "{'allOf': [{'type': 'object'}, {'type': 'string'}]}]}]}",
+     {"{'k': 1}", "null"},
+     {"'a'"}},
+    {"{'type': 'integer', 'minimum': -9.5, 'maximum': 4.000000000000001e0, 'exclusiveMaximum': 1e300}", {"-9", "4"}, {"-10", "5"}},
     /* An alternative that leaves values out may share them. */
     {"{'oneOf': [{'const': 0.5}, {'oneOf': [{'type': ['number', 'string']}, {'type': 'integer'}]}]}", {"'a'"}, {"0.5"}},
     {"{'properties': {'k': {'$ref': '#/$defs/x'}, 'l': {'oneOf': [{'const': 0.5}, {'$ref': '#/$defs/x'}]}}, 'required': ['k', 'l'], "
@@ -229,6 +240,13 @@ TEST(contradictions_and_what_is_not_served_differ) {
       {"{'const': 9007199254740993e0, 'multipleOf': 3}", "\"const\" is not served of such values"},
       {"{'const': 9007199254740993.0, 'multipleOf': 3}", "\"const\" is not served of such values"},
       {"{'const': 1e400, 'multipleOf': 3}", "\"const\" is not served of such values"},
+      {"{'const': 1e-400, 'multipleOf': 3}", "\"const\" is not served of such values"}, /* read as 0 */
+      /* Whole numbers lie between the bound and what is read of it, or at one of the two. */
+      {"{'type': 'integer', 'exclusiveMaximum': 3.0000000000000001}", "\"exclusiveMaximum\" is not served with so many digits"},
+      {"{'type': 'integer', 'maximum': 9.007199254740993e15}", "\"maximum\" is not served with so many digits"},
+      {"{'type': 'integer', 'exclusiveMaximum': 1e-400}", "\"exclusiveMaximum\" is not served with so many digits"},
+      {"{'type': 'integer', 'minimum': 9.223372036854775807e18}", "\"minimum\" is not served with so many digits"},
+      {"{'type': 'integer', 'not': {'minimum': 9007199254740993.0}}", "\"minimum\" is not served with so many digits"},
       {"{'const': 100.0, 'oneOf': [{}, {'multipleOf': 2}]}", "\"oneOf\" is not served"},
       {"{'not': {'not': 5}}", "found something else than an object"},
       {"{'type': 'array', 'oneOf': [{'minItems': 2}, {'contains': {'const': 1}, 'maxContains': 1, 'minItems': 2}]}",
