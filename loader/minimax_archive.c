@@ -144,7 +144,8 @@ int main(int argc, char **argv) {
           "DIR/archive.json  the table of an archive\n"
           "DIR/model.sig  the signature\n"
           ".NAME.partial-pack, .NAME.partial-unpack  next to -o DIR: what a run has not finished, with .mark behind it that a run "
-          "made it; a run that fails or is stopped by a signal takes both away, and after kill -9 the next run of that name does",
+          "made it; a run that fails or is stopped by a signal takes both away, and after kill -9 the next run of that name does\n"
+          ".NAME.partial-sign  next to DIR: a signature that a killed run has not put into DIR; the next one replaces it",
       .epilog =
           "Exit status: 0 done, 2 usage, 3 bad input or key, 4 unsupported, 5 I/O, 6 damaged or hostile, 7 locked by another run, 8 memory "
           "or limit, 75 stopped by a signal: pack or unpack again.",

@@ -47,6 +47,8 @@ bool mm_importance_parse(mm_importance *m, const char *path, const void *data, u
   *m = (mm_importance){.path = path, .data = data};
   uint64_t head = 0;
   if (size >= sizeof head) memcpy(&head, data, sizeof head);
+  if (size >= sizeof MM_LFS_POINTER - 1 && memcmp(data, MM_LFS_POINTER, sizeof MM_LFS_POINTER - 1) == 0)
+    return bad(m, NULL, 0, err, "found a Git LFS pointer, expected safetensors or an importance matrix: run `git lfs pull`");
   bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
   /* A safetensors file begins with the length of its header, then a brace; a .dat file with a count and a length in the same place. */
   bool safetensors = !gguf && size > sizeof head && head <= size - sizeof head && ((const uint8_t *)data)[sizeof head] == '{';

@@ -82,8 +82,14 @@ const mm_arch *mm_arch_find(const mm_json *config, const char *file, mm_err *err
     return NULL;
   }
   const mm_json *a = mm_json_get(config, "architectures");
-  const char *type = text_of(mm_json_get(config, "model_type"));
+  const mm_json *of = mm_json_get(config, "model_type");
+  const char *type = text_of(of);
   const char *name = mm_json_type_of(a) == MM_JSON_ARR && mm_json_size(a) == 1 ? text_of(mm_json_at(a, 0)) : NULL;
+  if (name && !type && mm_json_type_of(of) != MM_JSON_NULL) {
+    mm_fail(err, MM_BAD_INPUT, "E_CFG_TYPE", mm_at(file, NULL), "key \"model_type\": found %s, expected a string without NUL",
+            MM_SHOWN_JSON(of));
+    return NULL;
+  }
   if (name) return find(name, type, file, err);
   if (mm_json_type_of(a) == MM_JSON_NULL && type) return find(NULL, type, file, err);
   mm_fail(err, MM_UNSUPPORTED, "E_ARCH", mm_at(file, NULL), "key \"architectures\": found %s%s, expected one name", MM_SHOWN_JSON(a),

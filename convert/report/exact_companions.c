@@ -80,8 +80,7 @@ static bool quant_of(const mm_pack *p, const mm_scheme **quant, mm_err *err) {
   mm_dflash *d = mm_calloc(1, sizeof *d, err);
   const bool ok = d && mm_dflash_open(d, p->dir, &p->model, err);
   if (ok) *quant = d->c.quant;
-  if (d) mm_dflash_close(d);
-  free(d);
+  if (d) mm_dflash_close(d), free(d);
   return ok;
 }
 
@@ -96,8 +95,7 @@ bool mm_exact_draft(const mm_plan *plan, const mm_pack *p, const char *from, boo
   bool made = false, ok = s && quant_of(p, &quant, err);
   ok = ok && mm_draft_source_find(s, &made, from, any && quant ? quant->name : NULL, source, &plan->pack.model, err) &&
        mm_draft_digest(made ? s : NULL, plan->recipe.nonfinite_zero, source, &wanted, err);
-  if (s) mm_draft_source_close(s);
-  free(s);
+  if (s) mm_draft_source_close(s), free(s);
   *compared = ok && !mm_digest_equal(&wanted, &none);
   if (!*compared) return ok;
   if (!own) return another(p, MM_DFLASH_FILE, "found no draft, expected that of its source", err);

@@ -55,8 +55,7 @@ static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p
   bool ok = found && expected;
   if (ok && strcmp(found, expected) != 0)
     ok = another(p, "config.json", "found other keys or values than this source has, its quantization left out", err);
-  free(found);
-  free(expected);
+  MM_FREE(found, expected);
   return ok;
 }
 
@@ -66,8 +65,7 @@ static bool same_description(const mm_pack *p, const mm_plan_text *t) {
   mm_json *found = mm_json_load(mm_path_of(p->dir, t->name).text, MM_CONFIG_MAX, MM_IGNORED);
   mm_json *expected = mm_json_parse(t->text, strlen(t->text), t->name, MM_IGNORED);
   const bool same = found && expected && mm_json_same(mm_json_get(found, key), mm_json_get(expected, key));
-  mm_json_free(found);
-  mm_json_free(expected);
+  mm_json_free(found), mm_json_free(expected);
   return same;
 }
 

@@ -241,6 +241,7 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
   if (!mm_may_rename(s->parent, s->found == MM_TARGET_ABSENT ? NULL : s->new_name, s->target, err)) return false;
   s->made = mkdirat(s->parent, s->name, 0700) == 0;
   if (!s->made && errno != EEXIST) return mm_fail_errno(err, mm_at(s->path, NULL), "create", errno);
+  if (!s->made && !mm_may_rename(s->parent, s->name, s->path, err)) return false; /* another user's run left it: it cannot be published */
   int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return mm_fail_errno(err, mm_at(s->path, NULL), "open", errno);
   struct stat held, named;

@@ -115,17 +115,25 @@ static char *bundle_text(const char *statement, const mm_key *key, mm_err *err) 
   return text;
 }
 
+static bool still_there(const char *dir, const struct stat *then, mm_err *err) {
+  struct stat now;
+  const bool there = stat(dir, &now) == 0;
+  if (there && mm_same_file(&now, then)) return true;
+  *err = (mm_err){0};
+  return mm_fail(err, MM_IO, "E_CHANGED", mm_at(dir, NULL), "changed while it was signed: it is %s",
+                 there ? "another directory now" : "not there any more");
+}
+
 /* Writes the signature next to the checkpoint's directory, then renames it into the directory, which never holds half a signature. The
  * caller opened `in` (taken over) before it read the files to sign: a checkpoint that has taken the name since does not get the signature.
  */
 MM_OWN_FRAME static bool put_signature(const char *dir, int in, const char *key, const char *text, mm_err *err) {
   char real[PATH_MAX], parent[PATH_MAX], staged[NAME_MAX + 32];
-  struct stat now, then;
+  struct stat then;
   mm_output out = MM_OUTPUT_NONE;
   const mm_path to = mm_path_of(dir, MM_SIGNATURE);
-  bool ok = realpath(dir, real) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
-  ok = ok && ((stat(real, &now) == 0 && fstat(in, &then) == 0 && now.st_dev == then.st_dev && now.st_ino == then.st_ino) ||
-              mm_fail(err, MM_IO, "E_CHANGED", mm_at(dir, NULL), "changed while it was signed: it is another directory now"));
+  bool ok = (fstat(in, &then) == 0 && realpath(dir, real)) || mm_fail_errno(err, mm_at(dir, NULL), "resolve", errno);
+  ok = ok && still_there(real, &then, err);
   if (!ok) {
     close(in);
     return false;
@@ -142,7 +150,7 @@ MM_OWN_FRAME static bool put_signature(const char *dir, int in, const char *key,
   ok = mm_output_open_at(&out, &place, at, staged, in, MM_SIGNATURE, err) && mm_pwrite(out.fd, to.text, text, strlen(text), 0, err) &&
        mm_output_publish(&out, err);
   mm_output_discard(&out);
-  return ok;
+  return ok || err->status == MM_IO ? still_there(real, &then, err) && ok : false;
 }
 
 /* The parts in the order of list_resources. */

@@ -124,7 +124,7 @@ int32_t *mm_text_ids(const mm_pack *pack, const char *path, size_t *count, mm_er
   size_t n = 0;
   int32_t *id = NULL;
   char *text = mm_file_slurp(path, FILE_MAX, &n, err);
-  mm_tokenizer *t = text ? mm_tokenizer_of(pack, err) : NULL;
+  mm_tokenizer *t = text && mm_no_pointer(text, n, path, err) ? mm_tokenizer_of(pack, err) : NULL;
   bool ok = t && mm_tokenizer_encode(t, text, n, false, &id, count, err);
   mm_tokenizer_close(t);
   free(text);
@@ -141,7 +141,7 @@ int32_t *mm_transcripts_ids(const mm_pack *pack, const char *path, size_t *count
   transcripts x = {.format = mm_chat_format_of_family(pack, err), .tokenizer = t};
   if (!x.format && err->status == MM_OK) x.format = mm_chat_format_of(pack, NULL, err);
   char *text = x.format ? mm_file_slurp(path, FILE_MAX, &n, err) : NULL;
-  bool ok = text;
+  bool ok = text && mm_no_pointer(text, n, path, err);
   for (char *at = text, *end = text ? text + n : NULL, *next; ok && at < end; at = next) {
     char *newline = memchr(at, '\n', (size_t)(end - at));
     next = newline ? newline + 1 : end;

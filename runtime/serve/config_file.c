@@ -79,11 +79,12 @@ static bool read_line(mm_arena *a, const char *file, char *line, size_t number, 
   *name_n = strspn(line, "abcdefghijklmnopqrstuvwxyz0123456789-");
   char *value = line + *name_n;
   value += strspn(value, " \t");
+  const bool valued = *value; /* by nothing, too */
   if (*value == '=') value += 1 + strspn(value + 1, " \t");
   if (!*name_n || *line == '-' || (line[*name_n] && !strchr(" \t=", line[*name_n])))
     return mm_fail(err, MM_USAGE, "E_USAGE", mm_at(file, NULL), "line %zu: found \"%.80s\", expected an option and its value", number,
                    line);
-  *out = *value ? mm_arena_printf(a, err, "--%.*s=%s", (int)*name_n, line, value) : mm_arena_printf(a, err, "--%s", line);
+  *out = valued ? mm_arena_printf(a, err, "--%.*s=%s", (int)*name_n, line, value) : mm_arena_printf(a, err, "--%s", line);
   return *out;
 }
 

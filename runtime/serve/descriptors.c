@@ -22,7 +22,7 @@ bool mm_descriptors_share(const mm_log *log, const mm_descriptors_use *use, uint
     const struct rlimit more = {.rlim_cur = mm_min(l.rlim_max, wanted + PLENTY), .rlim_max = l.rlim_max};
     if (more.rlim_cur > l.rlim_cur && setrlimit(RLIMIT_NOFILE, &more) == 0) l = more;
   }
-  const uint64_t own = open_below(l.rlim_cur) - use->served + use->later + MM_DESCRIPTORS_PASSING;
+  const uint64_t open = open_below(l.rlim_cur), own = open - mm_min(use->served, open) + use->later + MM_DESCRIPTORS_PASSING;
   uint64_t left = l.rlim_cur - mm_min(own, l.rlim_cur);
   if (use->driver) left -= mm_min(DRIVER, left / 2);
   if (!left)

@@ -45,6 +45,10 @@ def likelihood():
     assert by_text == json.loads(run("minimax-eval", f"{TMP}/exact", "--ids", f"{TMP}/ids.json", "--window", 64, "--json").stdout)
     open(f"{TMP}/empty", "w").close()
     assert "E_IDS" in run("minimax-eval", f"{TMP}/exact", "--text", f"{TMP}/empty", status=3).stderr
+    with open(f"{TMP}/pointer", "w") as f:
+        f.write("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    for option in ("--text", "--conversations", "--ids"):
+        assert "git lfs pull" in run("minimax-eval", f"{TMP}/exact", option, f"{TMP}/pointer", "--window", 2, status=3).stderr, option
     assert "found an object, expected a list of ids" in run("minimax-eval", f"{TMP}/exact", "--ids", f"{TMP}/exact/config.json", status=3).stderr
     assert "--conversations" in run("minimax-eval", f"{TMP}/exact", "--text", "x", "--ids", "y", status=2).stderr
     both = ("--text", f"{TMP}/text", "--ids", f"{TMP}/ids.json")

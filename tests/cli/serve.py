@@ -445,6 +445,7 @@ def config_file():
     for text, options, word in (("# x\nread-timeout 0\n", [], "line 2: --read-timeout: found 0,"), ("gpu-memory-utilization 3", [], "line 1: --gpu-memory-utilization: found 3,"),
                                 ("allow-host a\nallow-host /\n", [], "--allow-host: found /,"), ("\nprefill-min 9", [], "line 2: --prefill-min: expected"),
                                 ("any-model\ndp 0", [], 'line 2: --dp: found "0"'), ("max-model-len 99999", [], "line 1: --max-model-len: found 99999,"),
+                                ("any-model\napi-key =\n", [], "line 2: --api-key: found nothing,"),
                                 ("kv-offload-dir /tmp", ["--kv-offload", "1G"], "line 1: --kv-offload-dir, --kv-offload-disk: expected both")):
         with open(late, "w") as f:
             f.write(text)

@@ -207,6 +207,27 @@ def dangling_tokenizer():
         assert os.listdir(root) == ["src"]
 
 
+def signed_elsewhere():
+    """A checkpoint that is removed, or takes another's name, while it is signed: nothing of it is signed, and nothing is left."""
+    for replaced in (False, True):
+        scratch, root = source()
+        with scratch:
+            cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+            shutil.copytree(root + "/out", root + "/other")
+            subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", root + "/key.pem"], check=True)
+            p = start(ARCHIVE, "sign", root + "/out", "--key", root + "/key.pem", PAUSE="fsync:1")
+            assert stopped(p)
+            if replaced:
+                os.rename(root + "/out", root + "/old")
+                os.rename(root + "/other", root + "/out")
+            else:
+                shutil.rmtree(root + "/out")
+            os.kill(p.pid, signal.SIGCONT)
+            said = end(p, 5)
+            assert "E_CHANGED" in said and said.count("\n") == 1, said
+            assert not os.path.exists(root + "/out/model.sig") and not [n for n in os.listdir(root) if n.startswith(".")], os.listdir(root)
+
+
 MOUNTS = r"""
 set -eu
 cd "$1"
@@ -247,5 +268,5 @@ def mounts():
 
 
 if __name__ == "__main__":
-    cf.main([into_an_empty_target, added_under_force, killed_while_replacing, lacking, late_to_the_lock, marked, dangling_tokenizer, mounts])
+    cf.main([into_an_empty_target, added_under_force, killed_while_replacing, lacking, late_to_the_lock, marked, dangling_tokenizer, signed_elsewhere, mounts])
     print(f"{counted['cases']} runs: nothing of the user's lost, one whole output each")

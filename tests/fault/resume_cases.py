@@ -486,6 +486,14 @@ def sticky():
                 for command in (made, [*cat[by], shutil.which("minimax-archive"), "pack", root + "/t/two", "-o", root + "/t/out"]):
                     done = cf.run(*command)
                     assert done.returncode == 2 and b"sticky bit" in done.stderr, (case, done)
+                for staged, command in ((".new.partial", [*made[:-1], root + "/t/new"]), (".new.partial-pack", [*command[:-1], root + "/t/new"])):
+                    os.mkdir(f"{root}/t/{staged}")  # another user's unfinished run, which could not be published
+                    os.chown(f"{root}/t/{staged}", of, of)
+                    os.chmod(f"{root}/t/{staged}", 0o777)
+                    done = cf.run(*command)
+                    assert done.returncode == 2 and b"sticky bit" in done.stderr and staged.encode() + b": " in done.stderr, (case, done)
+                    os.rmdir(f"{root}/t/{staged}")
+                    assert sorted(os.listdir(root + "/t")) == ["out", "two"], os.listdir(root + "/t")
 
 
 def fixed():

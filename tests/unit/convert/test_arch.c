@@ -344,6 +344,10 @@ TEST(test_optional_keys) {
           "key \"rope_theta\": found true, expected a number");
   refused(m1, "\"layernorm_mlp_alpha\":1.5", "\"layernorm_mlp_alpha\":[1.5]", MM_BAD_INPUT, "E_CFG_TYPE", "key \"layernorm_mlp_alpha\"");
   refused(m1, "\"layernorm_mlp_alpha\":1.5", "\"mlp_alpha_factor\":\"1\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"mlp_alpha_factor\"");
+  refused(m1, "\"minimax_m1\"", "3", MM_BAD_INPUT, "E_CFG_TYPE", "key \"model_type\": found 3, expected a string");
+  refused(m2, "\"minimax_m2\"", "[\"minimax_m2\"]", MM_BAD_INPUT, "E_CFG_TYPE",
+          "key \"model_type\": found [\"minimax_m2\"], expected a string");
+  refused(m2, "\"minimax_m2\"", "\"minimax_m2\\u0000\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"model_type\": found ");
   refused(m1, "\"postnorm\":true", "\"postnorm\":1", MM_BAD_INPUT, "E_CFG_TYPE", "key \"postnorm\": found 1, expected true or false");
   refused(m1, "\"tie_word_embeddings\":false", "\"tie_word_embeddings\":\"no\"", MM_BAD_INPUT, "E_CFG_TYPE", "key \"tie_word_embeddings\"");
   refused(m1, "\"rotary_dim\":10", "\"partial_rotary_factor\":0.33", MM_BAD_INPUT, "E_CFG_RANGE",

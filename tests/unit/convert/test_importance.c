@@ -124,6 +124,20 @@ TEST(damaged) {
   }
 }
 
+TEST(pointer) {
+  static const char text[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n";
+  bytes b = {.n = sizeof text - 1};
+  memcpy(b.at, text, b.n);
+  mm_importance m = {0};
+  mm_err err = {0};
+  uint8_t *data;
+  assert_false(parse(&m, &b, &data, &err));
+  assert_string_equal(
+      err.text, "E_IMPORTANCE: file: offset 0: found a Git LFS pointer, expected safetensors or an importance matrix: run `git lfs pull`");
+  mm_importance_close(&m);
+  free(data);
+}
+
 /* Values are looked at when they are wanted. */
 TEST(no_mean_squares) {
   static const float bad[] = {-1.0f, NAN, INFINITY};
