@@ -307,7 +307,9 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
   const mm_value *type = mm_value_get(format, "type"), *schema = mm_value_get(format, "schema"),
                  *nested = mm_value_get(format, "json_schema");
   const bool object = mm_value_is(type, "json_object");
-  if (!format || mm_value_is(type, "text")) return true;
+  if (!format) return true;
+  if (mm_value_is(type, "text"))
+    return (!schema && !nested) || mm_refuse(c, 400, param, "%s: found %s next to the type text", param, schema ? "schema" : "json_schema");
   if (!object && !mm_value_is(type, "json_schema"))
     return mm_refuse(c, 400, param, "%s: found the type %.60s, expected text, json_object or json_schema", param,
                      type ? MM_SHOWN_VALUE(type) : "nothing");
