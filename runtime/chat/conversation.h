@@ -22,7 +22,7 @@ typedef enum mm_owner { MM_OWNER_USER, MM_OWNER_TRUSTED } mm_owner;
 /* MM_ROLE_ROOT: M3's message above the system message; other formats refuse it. */
 typedef enum mm_role { MM_ROLE_SYSTEM, MM_ROLE_USER, MM_ROLE_ASSISTANT, MM_ROLE_TOOL, MM_ROLE_ROOT } mm_role;
 
-/* Whether the model reasons before it replies. A larger value wins over a smaller one. */
+/* Whether the model reasons before it replies. */
 typedef enum mm_thinking {
   MM_THINKING_UNSET,    /* the format's own way: M2 reasons, M3 is adaptive, M1 decides */
   MM_THINKING_ADAPTIVE, /* M3: the model decides */

@@ -206,7 +206,7 @@ static void put_forms(mm_text *t, mm_form_cache *forms) {
 static void put_llama(mm_text *t, const mm_server *s) {
   mm_scheduler_stats n = {0};
   if (s->scheduler) mm_scheduler_stats_read(s->scheduler, &n);
-  const double prompt_s = s->metrics.first_token.sum, reply_s = s->metrics.between_tokens.sum, reply = (double)n.reply_tokens,
+  const double prompt_s = s->metrics.prompt_seconds, reply_s = s->metrics.between_tokens.sum, reply = (double)n.reply_tokens,
                prompt = (double)(n.prompt_tokens - n.cached_tokens);
   const struct {
     const char *name, *type, *help;
@@ -214,7 +214,7 @@ static void put_llama(mm_text *t, const mm_server *s) {
   } v[] = {
       {"prompt_tokens_total", "counter", "Tokens of prompts that were computed.", prompt},
       {"prompt_tokens_cached_total", "counter", "Tokens of prompts taken from the prefix cache.", (double)n.cached_tokens},
-      {"prompt_seconds_total", "counter", "Seconds from requests to their first tokens.", prompt_s},
+      {"prompt_seconds_total", "counter", "Seconds from the slots of choices to their first tokens.", prompt_s},
       {"tokens_predicted_total", "counter", "Tokens generated.", reply},
       {"tokens_predicted_seconds_total", "counter", "Seconds from tokens to the next ones.", reply_s},
       {"n_decode_total", "counter", "Steps of the engine.", (double)n.steps},

@@ -184,16 +184,8 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
   return mm_tool_choose(c, v, r, mm_value_is(type, "any"), mm_value_get(choice, "name"), "the type auto, any, none");
 }
 
-static bool read_thinking(mm_call *c, mm_conversation *v) {
-  mm_thinking mode;
-  if (!mm_thinking_read(c, &mode)) return false;
-  const mm_chat_format *format = c->server->format;
-  if (format && format->tags->optional) mm_thinking_set(v, mode);
-  return true;
-}
-
 bool mm_anthropic_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
   *out = (mm_conversation){0};
   return read_messages(c, out, err) && mm_flat_tools(c, out, "input_schema", err) && read_choice(c, out, rules) &&
-         mm_template_kwargs(c, out) && read_thinking(c, out);
+         mm_template_kwargs(c, out);
 }

@@ -326,7 +326,12 @@ static void on_token(void *user, const mm_token *t) {
   const double time = mm_now();
   mm_metrics *m = &ch->call->server->metrics;
   mm_histogram_add(ch->last > 0 ? &m->between_tokens : &m->first_token, time - (ch->last > 0 ? ch->last : ch->call->begun));
-  if (ch->last <= 0) ch->first = time, ch->cached = t->cached;
+  if (ch->last <= 0) {
+    ch->first = time;
+    ch->began = t->began;
+    ch->cached = t->cached;
+    m->prompt_seconds += time - t->began;
+  }
   ch->last = time;
   ch->tokens++;
   ch->closing = t->last && ch->call->server->compat == MM_COMPAT_VLLM;

@@ -43,6 +43,7 @@ struct mm_choice {
   double prefill_seconds;  /* from then to the last report */
   uint32_t prefilled;      /* tokens of the prompt that are computed, as reported */
   bool prefilling;         /* the piece under way reports them */
+  double began;            /* when it had its slot; 0: no token came */
   double first, last;      /* when its first token came, and its last one; 0: none did */
   uint32_t tokens, cached; /* cached: of the prompt, in the prefix cache */
   uint32_t most;           /* tokens that its reply may have */

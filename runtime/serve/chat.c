@@ -121,16 +121,15 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
-  int64_t top = 0, max = 0;
+  int64_t top = 0;
   bool split = true, include = true;
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
-      !mm_field_int(c, c->body, "max_completion_tokens", 1, INT32_MAX, &max) || !mm_field_bool(c, c->body, "reasoning_split", &split) ||
+      !mm_params_limit(c, "max_completion_tokens") || !mm_field_bool(c, c->body, "reasoning_split", &split) ||
       !mm_field_bool(c, c->body, "include_reasoning", &include))
     return false;
   if (!split && !include) return mm_refuse(c, 400, "include_reasoning", "include_reasoning: reasoning_split makes the reasoning content");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
   p->top_logprobs = (uint32_t)top;
-  if (max) p->max_tokens = (uint32_t)max;
   set->append_think = !split;
   set->no_reasoning = !include;
   return true;

@@ -68,12 +68,12 @@ static void put_usage(mm_call *c, const mm_progress *p, uint32_t reasoning) {
   mm_text_put(&c->out, "}}");
 }
 
-/* llama.cpp's: the time up to the first token is the prompt's, and the rate of a reply that of the tokens behind it. */
+/* llama.cpp's: the time from a choice's slot to its first token is the prompt's, and the rate of a reply that of the tokens behind it. */
 static void put_timings(const mm_choice *ch, mm_text *out) {
   const mm_call *c = ch->call;
   if (!c->params.timings || ch->last <= 0) return;
   const uint32_t prompt = c->prompt_count[ch->index / c->params.n] - ch->cached, more = ch->tokens ? ch->tokens - 1 : 0;
-  const double prompt_ms = 1e3 * (ch->first - c->begun), reply_ms = 1e3 * (ch->last - ch->first);
+  const double prompt_ms = 1e3 * (ch->first - ch->began), reply_ms = 1e3 * (ch->last - ch->first);
   mm_text_printf(out,
                  ",\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,"
                  "\"predicted_n\":%u,\"predicted_ms\":%.3f,\"predicted_per_token_ms\":%.3f,\"predicted_per_second\":%.3f}",

@@ -18,6 +18,7 @@ typedef enum nothing {
   NOTHING_TRUE,
   NOTHING_EMPTY,   /* "", [] or {} */
   NOTHING_WORDS,   /* one of `words` */
+  NOTHING_CALL,    /* "auto", or "none" where the model sees no tools */
   NOTHING_TEXT,    /* a format of the type text */
   NOTHING_PLAIN,   /* a list of nothing but "text" */
   NOTHING_ENABLED, /* true, or an object whose type is not disabled */
@@ -93,7 +94,7 @@ static const field fields[] = {
     KNOWN("fallback_credit_token", "NNNN"),
     KNOWN("fallbacks", "NNNN"),
     KNOWN("frequency_penalty", "SSSS"),
-    {"function_call", "RRRR", NOTHING_WORDS, "give it as tool_choice", "auto none"},
+    REFUSED("function_call", "RRRR", CALL, "give it as tool_choice"),
     REFUSED("functions", "RRRR", EMPTY, "give them as tools"),
     REFUSED("generation_prompt", "RRRR", EMPTY, "the format is the checkpoint's"),
     REFUSED("grammar", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
@@ -340,6 +341,11 @@ static bool is_enabled(const mm_value *v) {
   return is_bool(v, true) || (v->type == MM_VALUE_OBJECT && type && type->type == MM_VALUE_STRING && !mm_value_is(type, "disabled"));
 }
 
+static bool shows_no_tools(const mm_value *body) {
+  const mm_value *choice = mm_value_get(body, "tool_choice"), *tools = mm_value_get(body, "tools");
+  return !tools || is_empty(tools) || mm_value_is(choice, "none") || mm_value_is(mm_value_get(choice, "type"), "none");
+}
+
 static bool is_neutral(const mm_value *body, const mm_value *v, const field *f) {
   const double number = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : 0;
   switch (f->kind) {
@@ -353,6 +359,7 @@ static bool is_neutral(const mm_value *body, const mm_value *v, const field *f) 
     case NOTHING_TRUE: return is_bool(v, true);
     case NOTHING_EMPTY: return is_empty(v);
     case NOTHING_WORDS: return is_word(v, f->words);
+    case NOTHING_CALL: return mm_value_is(v, "auto") || (mm_value_is(v, "none") && shows_no_tools(body));
     case NOTHING_TEXT: return mm_value_is(mm_value_get(v, "type"), "text");
     case NOTHING_PLAIN: return is_list(v, "text", true);
     case NOTHING_ENABLED: return is_enabled(v);

@@ -167,6 +167,14 @@ bool mm_params_stop(mm_call *c, const char *key) {
   return true;
 }
 
+bool mm_params_limit(mm_call *c, const char *key) {
+  const uint32_t given = c->params.max_tokens;
+  int64_t most = 0;
+  if (!mm_field_int(c, c->body, key, 1, INT32_MAX, &most)) return false;
+  if (most && (!given || most < given)) c->params.max_tokens = (uint32_t)most;
+  return true;
+}
+
 static bool read_ends(mm_call *c, mm_err *err) {
   mm_params *p = &c->params;
   const mm_server *s = c->server;

@@ -19,6 +19,8 @@ MM_MUST_USE bool mm_params_read(mm_call *c, mm_err *err);
 bool mm_fields_check(mm_call *c);
 /* The same of a request whose text is a prompt, as completions have it. */
 bool mm_fields_check_text(mm_call *c);
+/* A limit of tokens under another name than max_tokens: the smaller one counts. */
+bool mm_params_limit(mm_call *c, const char *key);
 /* stop strings from a string or a list of them. */
 bool mm_params_stop(mm_call *c, const char *key);
 

@@ -178,7 +178,9 @@ static bool on_token(void *user, int32_t id, const mm_logprob *logprobs, const m
     return false;
   }
   const bool special = mm_tokenizer_is_special(g->tokenizer, id);
-  *l = (letter){.of = g, .token = {.id = id, .special = special, .bytes = "", .top = top, .cached = progress->cached_tokens}};
+  *l = (letter){
+      .of = g,
+      .token = {.id = id, .special = special, .bytes = "", .top = top, .cached = progress->cached_tokens, .began = progress->began}};
   if (logprobs) {
     memcpy(l->logprobs, logprobs, extra);
     l->token.logprobs = l->logprobs;

@@ -27,6 +27,7 @@ typedef struct mm_token {
   const mm_logprob *logprobs; /* [1 + top_logprobs], NULL unless asked for */
   uint32_t top;
   uint32_t cached; /* tokens of the prompt that the prefix cache had */
+  double began;    /* when the request had its first slot */
   bool last;       /* the reply ends with it, at its limit, a stop string or an id that ends replies; done follows at once */
 } mm_token;
 

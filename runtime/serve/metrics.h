@@ -19,6 +19,7 @@ typedef struct mm_metrics {
   mm_histogram prompt, reply, most, preempted;     /* tokens of a choice, tokens that its reply may have, and how often it gave way */
   mm_histogram choices;                            /* of a request, for each of its prompts */
   uint64_t finished[MM_FINISHES];                  /* choices, by mm_finish */
+  double prompt_seconds;                           /* of choices that have a token: from their slots to the first one */
   uint64_t longest;                                /* tokens of a prompt and its reply together, the most so far */
 } mm_metrics;
 

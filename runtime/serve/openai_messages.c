@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/serve/fields.h"
+#include "runtime/serve/reasoning_fields.h"
 
 #define MESSAGES_MAX 65536
 #define TOOLS_MAX    4096
@@ -232,6 +233,16 @@ static const char *schema_elsewhere(const mm_value *v, bool anthropic) {
   return mm_value_get(v, "inputSchema") ? "inputSchema" : NULL;
 }
 
+/* `strict` of a function, which some write next to it, as in responses. */
+static bool read_strict(mm_call *c, const mm_value *tool, const mm_value *function, bool *strict) {
+  bool outer = false;
+  if (!mm_field_bool(c, function, "strict", strict) || !mm_field_bool(c, tool, "strict", &outer)) return false;
+  if (mm_value_get(tool, "strict") && mm_value_get(function, "strict") && outer != *strict)
+    return mm_refuse(c, 400, "tools", "tools: strict contradicts function.strict");
+  *strict |= outer;
+  return true;
+}
+
 static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
   const mm_value *list;
   if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
@@ -255,10 +266,7 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
       return mm_refuse(c, 400, "tools", "tools: the parameters of a function are %s, expected an object", mm_value_word(parameters));
     *t = (mm_chat_tool){.json = {v->raw, v->raw_n}};
     *one++ = (named){mm_str_of(name), {function->raw, function->raw_n}};
-    if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !mm_field_bool(c, v, "strict", &t->strict) ||
-        !mm_field_bool(c, function, "strict", &t->strict))
-      return false;
-    t++;
+    if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !read_strict(c, v, function, &t++->strict)) return false;
   }
   return refuse_two_of_a_name(c, all, list->count);
 }
@@ -394,91 +402,21 @@ static bool refuse_variables(mm_call *c, const mm_value *kwargs) {
   return true;
 }
 
-mm_thinking mm_thinking_of(const mm_value *word) {
-  if (mm_value_is(word, "disabled")) return MM_THINKING_DISABLED;
-  if (mm_value_is(word, "enabled")) return MM_THINKING_ENABLED;
-  return mm_value_is(word, "adaptive") ? MM_THINKING_ADAPTIVE : MM_THINKING_UNSET;
-}
-
-void mm_thinking_set(mm_conversation *v, mm_thinking mode) {
-  if (v->thinking < mode) v->thinking = mode;
-}
-
-bool mm_thinking_read(mm_call *c, mm_thinking *mode) {
-  const mm_value *thinking, *type;
-  if (!mm_field(c, c->body, "thinking", MM_VALUE_OBJECT, &thinking)) return false;
-  type = mm_value_get(thinking, "type");
-  *mode = mm_thinking_of(type);
-  return !type || *mode ||
-         mm_refuse(c, 400, "thinking", "thinking.type: found %.60s, expected enabled, adaptive or disabled", MM_SHOWN_VALUE(type));
-}
-
 bool mm_template_kwargs(mm_call *c, mm_conversation *out) {
-  const mm_value *kwargs, *identity, *date, *location, *mode;
-  bool thinking = true;
+  const mm_value *kwargs, *identity, *date, *location;
   if (!mm_field(c, c->body, "chat_template_kwargs", MM_VALUE_OBJECT, &kwargs) || !refuse_variables(c, kwargs) ||
-      !mm_field_bool(c, kwargs, "enable_thinking", &thinking) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
-      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) ||
-      !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location) || !mm_field(c, kwargs, "thinking_mode", MM_VALUE_STRING, &mode))
+      !mm_reasoning_read(c, out) || !mm_field(c, kwargs, "model_identity", MM_VALUE_STRING, &identity) ||
+      !mm_field(c, kwargs, "current_date", MM_VALUE_STRING, &date) || !mm_field(c, kwargs, "current_location", MM_VALUE_STRING, &location))
     return false;
-  if (mode && !mm_thinking_of(mode))
-    return mm_refuse(c, 400, "chat_template_kwargs", "chat_template_kwargs.thinking_mode: expected adaptive, enabled or disabled");
-  if (mm_value_get(kwargs, "enable_thinking")) mm_thinking_set(out, thinking ? MM_THINKING_ENABLED : MM_THINKING_DISABLED);
-  mm_thinking_set(out, mm_thinking_of(mode));
   out->identity = mm_str_of(identity);
   out->current_date = mm_str_of(date);
   out->current_location = mm_str_of(location);
   return true;
 }
 
-bool mm_reasoning_effort(mm_call *c, mm_thinking *mode) {
-  const mm_value *reasoning, *effort;
-  bool enabled = true;
-  if (!mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &reasoning) || !mm_field(c, reasoning, "effort", MM_VALUE_STRING, &effort) ||
-      !mm_field_bool(c, reasoning, "enabled", &enabled))
-    return false;
-  *mode = enabled ? mm_chat_effort(c->server->format, mm_str_of(effort)) : MM_THINKING_DISABLED;
-  return true;
-}
-
-static bool take_budget(mm_call *c, const mm_value *object, const char *field, int64_t *most) {
-  int64_t n = -1;
-  if (!mm_field_int(c, object, field, -1, INT32_MAX, &n)) return false;
-  if (n >= 0 && (*most < 0 || n < *most)) *most = n;
-  return true;
-}
-
-bool mm_reasoning_budget(mm_call *c, int64_t *most) {
-  static const char *const fields[] = {"thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"};
-  const bool optional = c->server->format->tags->optional;
-  *most = -1;
-  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-    if (!take_budget(c, c->body, fields[i], most)) return false;
-    if (*most >= 0 && !optional) return mm_refuse(c, 400, fields[i], "%s: no token ends the reasoning of this model", fields[i]);
-  }
-  if (!take_budget(c, mm_value_get(c->body, "thinking"), "budget_tokens", most) ||
-      !take_budget(c, mm_value_get(c->body, "reasoning"), "max_tokens", most))
-    return false;
-  if (!optional) *most = -1;
-  return true;
-}
-
-/* Fields of other servers for the same: thinking as Anthropic has it, reasoning as responses do. */
-static bool read_effort(mm_call *c, mm_conversation *out) {
-  const mm_value *effort;
-  mm_thinking thinking, mode;
-  if (!mm_thinking_read(c, &thinking) || !mm_reasoning_effort(c, &mode) ||
-      !mm_field(c, c->body, "reasoning_effort", MM_VALUE_STRING, &effort))
-    return false;
-  mm_thinking_set(out, thinking);
-  mm_thinking_set(out, mm_chat_effort(c->server->format, mm_str_of(effort)));
-  mm_thinking_set(out, mode);
-  return true;
-}
-
 static bool read_template(mm_call *c, mm_conversation *out) {
   bool generation = true;
-  if (!mm_template_kwargs(c, out) || !read_effort(c, out) || !mm_field_bool(c, c->body, "add_generation_prompt", &generation) ||
+  if (!mm_template_kwargs(c, out) || !mm_field_bool(c, c->body, "add_generation_prompt", &generation) ||
       !mm_field_bool(c, c->body, "continue_final_message", &out->continue_final))
     return false;
   if (out->continue_final && generation && mm_value_get(c->body, "add_generation_prompt"))

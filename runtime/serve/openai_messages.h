@@ -13,11 +13,6 @@ typedef struct mm_tool_rules {
   bool one_call; /* at most one call: parallel_tool_calls false */
 } mm_tool_rules;
 
-/* The mode by its word: adaptive, enabled or disabled; unset for others. */
-mm_thinking mm_thinking_of(const mm_value *word);
-/* A request may name the mode in several fields: the strongest counts. */
-void mm_thinking_set(mm_conversation *v, mm_thinking mode);
-
 /* From messages, tools, tool_choice, parallel_tool_calls, and chat_template_kwargs, in c's arena. False after a refusal or err. Types of
  * content that are not text are refused by name. */
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
@@ -37,14 +32,7 @@ MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, 
 /* A call that must be made: of any tool, or of the one with this name. `others`: words that may stand for the name, for the message. */
 MM_MUST_USE bool mm_tool_choose(mm_call *c, const mm_conversation *v, mm_tool_rules *r, bool required, const mm_value *name,
                                 const char *others);
-/* *mode: what the type of `thinking` asks for, unset where it does not say. */
-MM_MUST_USE bool mm_thinking_read(mm_call *c, mm_thinking *mode);
-/* *mode: what `reasoning` of a request asks for, unset where it does not say. */
-MM_MUST_USE bool mm_reasoning_effort(mm_call *c, mm_thinking *mode);
-/* *most: the smallest of the request's budgets of reasoning tokens, -1: there is none. Refused where the format cannot limit it, but for
- * `thinking` and `reasoning`, which M1 takes without effect. */
-MM_MUST_USE bool mm_reasoning_budget(mm_call *c, int64_t *most);
-/* chat_template_kwargs: what the templates of the formats name. */
+/* chat_template_kwargs: what the templates of the formats name, and the other fields that say whether the model reasons. */
 MM_MUST_USE bool mm_template_kwargs(mm_call *c, mm_conversation *out);
 /* The name of tool i, from its JSON; parsed in c's arena. */
 mm_str mm_tool_name(mm_call *c, const mm_chat_tool *t);

@@ -238,9 +238,7 @@ static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
   mm_turn_settings set = {.call_prefix = "call_", .event = send_event};
-  int64_t max = 0;
-  if (!mm_params_read(c, err) || !mm_field_int(c, c->body, "max_output_tokens", 1, INT32_MAX, &max)) return false;
-  if (max) c->params.max_tokens = (uint32_t)max;
+  if (!mm_params_read(c, err) || !mm_params_limit(c, "max_output_tokens")) return false;
   write_echo(c);
   return mm_turn_format_of(c, "text", &set.content, err) && mm_responses_conversation(c, &v, &rules, err) &&
          mm_turn_prepare(c, &v, &rules, &set, err);

@@ -152,12 +152,7 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r, mm_err
 }
 
 bool mm_responses_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err) {
-  const mm_chat_format *format = c->server->format;
-  mm_thinking mode;
   *out = (mm_conversation){0};
-  if (!mm_reasoning_effort(c, &mode) || !read_input(c, out, err) || !mm_flat_tools(c, out, "parameters", err) ||
-      !mm_template_kwargs(c, out))
-    return false;
-  if (format && format->tags->optional) mm_thinking_set(out, mode);
-  return read_choice(c, out, rules, err);
+  return read_input(c, out, err) && mm_flat_tools(c, out, "parameters", err) && mm_template_kwargs(c, out) &&
+         read_choice(c, out, rules, err);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/chat/elements.h"
+#include "runtime/serve/reasoning_fields.h"
 
 /* ---- Pieces ---- */
 
@@ -156,7 +157,6 @@ static bool form_or_call(mm_call *c, mm_turn_sections *a, const wishes *w, const
   if (!add_token(c, a, MM_SECTION_FORM, token)) return false;
   a->section[a->count - 1].form = form;
   a->section[a->count - 1].instead = true;
-  if (!w->strict) return true;
   add(a, (mm_section){.kind = MM_SECTION_END});
   return add_token(c, a, MM_SECTION_TOKEN, token) && add_block(c, a, w, err);
 }
@@ -194,10 +194,12 @@ bool mm_turn_constrain(mm_call *c, const mm_conversation *v, const mm_tool_rules
   for (size_t i = 0; i < v->tool_count; i++) w.strict |= v->tool[i].strict;
   int64_t budget;
   if (!mm_reasoning_budget(c, &budget)) return false;
+  if (in_reasoning && v->thinking == MM_THINKING_DISABLED) budget = 0; /* the reply goes on within a reasoning that is to be none */
   const bool limited = budget >= 0 && (in_reasoning || (c->server->format->tags->minimal && v->thinking < MM_THINKING_ENABLED));
   if (!form && !w.call && !rule->choices && !w.strict && !limited) return true;
   const bool or_call = form && !w.call && v->tool_count; /* the model answers in the form, or calls */
-  if (form && w.call) return mm_refuse(c, 400, rule->field, "%s: not together with a tool_choice that requires a call", rule->field);
+  if ((form || rule->choices) && w.call)
+    return mm_refuse(c, 400, rule->field, "%s: not together with a tool_choice that requires a call", rule->field);
   if (or_call && !token) return mm_refuse(c, 400, rule->field, "%s: not together with tools, in the format of this model", rule->field);
   if (rule->choices && w.strict && !w.call)
     return mm_refuse(c, 400, rule->field, "%s: not together with tools that are strict", rule->field);
