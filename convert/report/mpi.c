@@ -65,14 +65,13 @@ typedef struct resolved {
   uint64_t inode; /* equal in all machines that mount one file system, wherever they do */
 } resolved;
 
-static resolved resolve(const char *path) {
-  resolved r = {.machine = mm_boot_name()};
+static void resolve(const char *path, resolved *r) {
+  *r = (resolved){.machine = mm_boot_name()};
   char parent[PATH_MAX], name[PATH_MAX];
   struct stat s;
-  const bool there = realpath(path, r.path) && stat(r.path, &s) == 0;
-  if (there || (mm_path_split(path, parent, name, MM_IGNORED) && stat(parent, &s) == 0)) r.inode = s.st_ino;
-  if (!there) snprintf(r.path, sizeof r.path, "%s%s%s", r.inode ? parent : "", r.inode ? "/" : "", r.inode ? name : "");
-  return r;
+  const bool there = realpath(path, r->path) && stat(r->path, &s) == 0;
+  if (there || (mm_path_split(path, parent, name, MM_IGNORED) && stat(parent, &s) == 0)) r->inode = s.st_ino;
+  if (!there) snprintf(r->path, sizeof r->path, "%s%s%s", r->inode ? parent : "", r->inode ? "/" : "", r->inode ? name : "");
 }
 
 static bool same_file(const resolved *a, const resolved *b) {
@@ -80,12 +79,13 @@ static bool same_file(const resolved *a, const resolved *b) {
 }
 
 bool mm_mpi_same_paths(const char *const *path, size_t count, mm_err *err) {
+  static resolved own, first; /* not on the stack, which may be small; a process calls this once */
   int process = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   for (size_t i = 0; i < count; i++) {
     if (!path[i] || *path[i] == '/') continue;
-    const resolved own = resolve(path[i]);
-    resolved first = own;
+    resolve(path[i], &own);
+    first = own;
     MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
     if (same_file(&own, &first)) continue;
     mm_fail(err, MM_USAGE, "E_USAGE", mm_at(path[i], NULL),

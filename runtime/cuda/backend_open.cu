@@ -314,7 +314,7 @@ bool check_model(const mm_backend_config *c, mm_err *err) {
   const mm_model *m = c->model;
   const mm_where nowhere = mm_at(NULL, NULL);
   if (!mm_gpu_takes_model(m, c->weights->tp, mm_attn_tp(c->weights), err)) return false;
-  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step (--max-num-batched-tokens)";
+  const char *const size = m->vocab > MM_DRAW_IDS ? "vocab" : "tokens of a step";
   const uint32_t found = m->vocab > MM_DRAW_IDS ? m->vocab : c->limits.max_tokens,
                  most = m->vocab > MM_DRAW_IDS ? MM_DRAW_IDS : MM_CU_MAX_TOKENS;
   if (found > most)
