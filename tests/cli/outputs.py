@@ -254,6 +254,21 @@ def strangers(root):
     lines = open(root + "/empty.log", "rb").read().splitlines()
     cut = new.splitlines()[:-1] + [new.splitlines()[-1][:-8]]
     assert lines[:len(cut)] == cut and [json.loads(line)["event"] for line in lines[len(cut):]] == ["begin", "done"], lines
+    # Nor does a first line that a full disk cut, or two, keep the next runs away; a stranger's line does.
+    head = old.splitlines()[0]
+    for start in (head[:1], head[:9], head[:40], head[:9] + b"\n" + head[:30], b'{"error":"E_'):
+        open(root + "/first.log", "wb").write(start)
+        for runs in (1, 2):
+            done = events(root, root + "/first.log")
+            assert done.returncode == 0, (start, done.stderr)
+            lines = open(root + "/first.log", "rb").read().splitlines()
+            cuts = start.splitlines()
+            assert lines[:len(cuts)] == cuts and [json.loads(line)["event"] for line in lines[len(cuts):]] == ["begin", "done"] * runs, lines
+    for start in (head[:9] + b"x", b'{"architecture":"x"}', b'{"architecture":"x"}\n', head[:40] + b"\nhers\n", b"{\n}\n", b"\n" + head[:9], b"x"):
+        open(root + "/first.log", "wb").write(start)
+        done = events(root, root + "/first.log")
+        cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "did not make")
+        assert open(root + "/first.log", "rb").read() == start
     # Not under a name of the output's own, which is a directory or a run's journal.
     for name in ("new", "new/", ".new.partial", ".new.partial.journal", ".new.partial.journal.0-2", ".new.partial.sources"):
         done = cf.run(CONVERT, "-q", SRC, "-o", root + "/new", "--events", f"{root}/{name}")
