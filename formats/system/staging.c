@@ -144,7 +144,7 @@ bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
     close(fd);
   if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source, expected one elsewhere");
-  if (found == 0) found = mm_in_checkpoint(s->parent);
+  if (found == 0) found = mm_holds_weights(s->parent) ? 1 : mm_in_checkpoint(s->parent);
   if (found == 1) return refuse(s, err, "found an output inside a checkpoint, expected one elsewhere");
   return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
 }

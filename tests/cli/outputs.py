@@ -12,7 +12,7 @@ import tempfile
 import convert_files as cf
 from convert_files import Scratch, tree, write_st
 
-EVAL, VERIFY, CONVERT = "minimax-eval", "minimax-verify", "minimax-convert"
+ARCHIVE, CONVERT, EVAL, VERIFY = "minimax-archive", "minimax-convert", "minimax-eval", "minimax-verify"
 SRC = "tests/data/tiny-m2"
 
 
@@ -288,6 +288,19 @@ def strangers(root):
     assert tree(root + "/old") == before
 
 
+def beside_weights(root):
+    """A checkpoint is not written into the folder of another one's weights, which may be none that is read."""
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/whole")
+    cf.ok(ARCHIVE, "pack", root + "/whole", "-o", root + "/archived")
+    shutil.copytree(SRC, root + "/others")
+    before = tree(root + "/others")
+    for args in ([CONVERT, "-q", SRC], [CONVERT, "-q", SRC, "--layout", "hf"],
+                 [ARCHIVE, "pack", root + "/whole"], [ARCHIVE, "unpack", root + "/archived"]):
+        done = cf.run(*args, "-o", root + "/others/x")
+        cf.assert_error(done, args[0], 2, "E_OUTPUT", "inside a checkpoint, expected one elsewhere")
+        assert tree(root + "/others") == before
+
+
 def replaced(root):
     """--force does not take away what the run reads, nor what its source leads to."""
     cf.ok(CONVERT, "-q", SRC, "-o", root + "/replaced", "--tp", 2)
@@ -371,6 +384,7 @@ def rule():
         prepare(root)
         inputs(root)
         strangers(root)
+        beside_weights(root)
         replaced(root)
         fifo(root)
         if os.geteuid() == 0:
