@@ -43,6 +43,9 @@ typedef struct mm_staging {
 /* Receives notes for the user that are no failures: one line each, escaped. None until it is set; mm_program_start sets it. */
 void mm_staging_notes(void (*reported)(const char *line));
 
+/* Whether mpirun or the like started this process and others, by the environment that Open MPI, and others by PMI, set. */
+bool mm_has_processes(void);
+
 #define MM_STAGING_NONE \
   { .parent = -1, .dir = -1 }
 
