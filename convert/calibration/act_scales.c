@@ -157,14 +157,25 @@ bool mm_act_scales_of_model(const mm_act_scales *s, const mm_model *m, mm_err *e
   return true;
 }
 
+/* Refuses two kinds of numbers of one weight of which one is another by more than rounding makes it. */
+static bool agree(const mm_act_scales *s, const char *name, float v, const char *before, float was, mm_err *err) {
+  static const float most = 1.05f;
+  return !(v > 0) || !(was > 0) || (v <= most * was && was <= most * v) ||
+         mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name), "found a scale of %g, expected %g as of %s", (double)v,
+                 (double)was, MM_ESCAPED(256, before));
+}
+
 /* The largest scale under the names of one matrix, or of a stack of `leads` times `pieces`, into *most; *found counts the numbers, zeros
  * left out. */
 static bool look(const mm_act_scales *s, const char *weight, const mm_act_format *f, uint32_t leads, unsigned pieces, float *most,
                  uint32_t *found, mm_err *err) {
   size_t stem = strlen(weight) - strlen("weight");
+  char first[320] = "";
+  float was = 0;
   for (int i = 0; i < KINDS; i++) {
     char name[320];
     uint32_t count = 0;
+    float own = 0;
     if (kind[i].whole)
       snprintf(name, sizeof name, "%s%s", weight, kind[i].end);
     else
@@ -173,12 +184,15 @@ static bool look(const mm_act_scales *s, const char *weight, const mm_act_format
     for (; n && n < s->number + s->count && strcmp(n->name, name) == 0; n++, count++) {
       float v = (float)n->value;
       if (!(v > 0)) continue;
-      *most = fmaxf(*most, kind[i].amax ? mm_act_scale(f, v) : kind[i].reciprocal ? 1.0f / v : v);
+      own = fmaxf(own, kind[i].amax ? mm_act_scale(f, v) : kind[i].reciprocal ? 1.0f / v : v);
       ++*found;
     }
     if (count > 1 && count != leads && count != leads * pieces)
       return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name), "found %u scales, expected 1, %u or %u", count, leads,
                      leads * pieces);
+    if (!agree(s, name, own, first, was, err)) return false;
+    if (own > 0 && !(was > 0)) snprintf(first, sizeof first, "%s", name), was = own;
+    *most = fmaxf(*most, own);
   }
   return true;
 }

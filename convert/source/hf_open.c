@@ -49,10 +49,10 @@ static bool missing_shard(const mm_hf *hf, const mm_hf_file *f, mm_err *err) {
       return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
                      "found only %s%s, expected the file: its download seems unfinished", f->name, partial[i]);
   size_t missing = 0;
-  for (size_t i = 0; i < hf->file_count; i++) missing += !exists(hf->file[i].path);
+  for (size_t i = 0; i < hf->file_count; i++) missing += access(hf->file[i].path, F_OK) != 0;
   char rest[NAME_MAX + 64];
-  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL),
-                 "no such file; of %zu files that the index names, %zu are missing%s%s", hf->file_count, missing,
+  return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(f->path, NULL), "%s; of %zu files that the index names, %zu are missing%s%s",
+                 exists(f->path) ? "a symbolic link to nothing" : "no such file", hf->file_count, missing,
                  mm_hub_rest(hf->dir, rest, sizeof rest),
                  hf->dry_run && mm_hf_types_named(hf, MM_IGNORED) ? "; --names-only does with config.json and the index alone" : "");
 }
@@ -108,7 +108,7 @@ static bool read_header(void *ctx, size_t index, unsigned worker, mm_err *err) {
   mm_hf_file *f = &hf->file[index];
   mm_st st = {0};
   if (!mm_hf_inside(hf, f->path, err)) return false;
-  if (!exists(f->path) && errno == ENOENT && !missing_shard(hf, f, err)) return false;
+  if (access(f->path, F_OK) != 0 && errno == ENOENT && !missing_shard(hf, f, err)) return false;
   bool ok = mm_st_open(&st, f->path, MM_BAD_INPUT, err);
   f->id = st.id;
   f->header = st.header;

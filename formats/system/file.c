@@ -14,6 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "formats/system/hub.h"
+
 #define TRANSFER_MAX ((size_t)1 << 30) /* one call; the kernel's own bound is just below 2 GiB */
 
 static int64_t nanoseconds(struct timespec t) {
@@ -46,8 +48,10 @@ static bool open_failed(const char *path, int reason, mm_err *err) {
   switch (reason) {
     case ENOENT:
     case ENOTDIR: {
-      bool dangling = lstat(path, &s) == 0;
-      return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(path, NULL), "%s", dangling ? "a symbolic link to nothing" : "no such file");
+      char rest[NAME_MAX + 64];
+      if (lstat(path, &s) != 0) return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(path, NULL), "no such file");
+      return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(path, NULL), "a symbolic link to nothing%s",
+                     mm_hub_rest(path, rest, sizeof rest));
     }
     case ELOOP: return wrong_type(path, "a loop of symbolic links", err);
     case ENXIO: return wrong_type(path, stat(path, &s) == 0 ? kind_of(s.st_mode) : "a device", err); /* sockets do not open */

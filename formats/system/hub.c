@@ -74,20 +74,41 @@ static hub_revision revision_in(const char *rest, bool path_follows) {
   return out;
 }
 
-/* The id in an address of the Hub or a word that is nothing but an id, and a revision other than main, of an address; NULL when it is
- * neither. */
-static const char *repository(const char *given, size_t *n, hub_revision *revision) {
+/* What follows the Hub's name in an address; NULL where there is none. */
+static const char *past_host(const char *given, bool *path_follows) {
   static const char *const host[] = {
-      "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/", "https://hf.co/", "hf://"};
-  *revision = (hub_revision){0};
+      "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/", "https://hf.co/", "http://hf.co/", "hf://"};
   for (size_t i = 0; i < sizeof host / sizeof *host; i++) {
-    const char *id = given + strlen(host[i]);
-    if (strncmp(given, host[i], strlen(host[i])) != 0 || !(*n = id_length(id))) continue;
-    *revision = revision_in(id + *n, strncmp(host[i], "hf:", 3) == 0);
+    if (strncmp(given, host[i], strlen(host[i])) != 0) continue;
+    *path_follows = strncmp(host[i], "hf:", 3) == 0;
+    return given + strlen(host[i]);
+  }
+  return NULL;
+}
+
+/* The kind of what an address names that is no model, as the address has it; NULL for all else. */
+static const char *other_kind(const char *given) {
+  static const char *const kind[] = {"datasets", "spaces", "collections"};
+  bool path_follows;
+  const char *at = past_host(given, &path_follows);
+  for (size_t i = 0; at && i < sizeof kind / sizeof *kind; i++)
+    if (strncmp(at, kind[i], strlen(kind[i])) == 0 && at[strlen(kind[i])] == '/') return kind[i];
+  return NULL;
+}
+
+/* The id in an address of the Hub or a word that is nothing but an id, slashes behind it left out, and a revision other than main, of an
+ * address; NULL when it is neither, or the address of no model. */
+static const char *repository(const char *given, size_t *n, hub_revision *revision) {
+  bool path_follows = false;
+  const char *id = past_host(given, &path_follows);
+  *revision = (hub_revision){0};
+  if (other_kind(given)) return NULL;
+  if (id && (*n = id_length(id))) {
+    *revision = revision_in(id + *n, path_follows);
     return id;
   }
   *n = id_length(given);
-  return *n && given[*n] == 0 ? given : NULL;
+  return *n && given[*n + strspn(given + *n, "/")] == 0 ? given : NULL;
 }
 
 /* The Hub's cache; false where no variable says it. */
@@ -151,7 +172,10 @@ bool mm_hub_absent(const char *given, bool convert, mm_err *err) {
   char cache[PATH_MAX], folder[PATH_MAX], then[2 * NAME_MAX + 64] = "";
   size_t n = 0;
   hub_revision revision;
-  const char *id = repository(given, &n, &revision);
+  const char *id = repository(given, &n, &revision), *kind = other_kind(given);
+  if (kind)
+    return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL),
+                   "no such directory; the address is one of the Hugging Face Hub's %s, expected that of a model", kind);
   if (!id) return mm_fail(err, MM_BAD_INPUT, "E_FS_MISSING", mm_at(given, NULL), "no such directory");
   if (convert) snprintf(then, sizeof then, "minimax-convert %.*s -o DIR", (int)mm_min(n, NAME_MAX), id);
   if (convert && mm_hub_cached(given, folder, sizeof folder))

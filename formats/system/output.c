@@ -43,6 +43,28 @@ static bool holds_mark(int fd, uint64_t size, const mm_output_mark *mark, size_t
   return found;
 }
 
+/* True if the file has but beginnings of lines that marks begin, each of a run that could write no more, and, if more, such a line of a
+ * later run behind them. A line that ends as an object does is no beginning of one. */
+static bool holds_cut_lines(int fd, uint64_t size, const mm_output_mark *mark, size_t marks) {
+  char text[8192];
+  const ssize_t n = pread(fd, text, sizeof text, 0);
+  const char *const all = n > 0 ? text + n : text, *end;
+  bool cut = false;
+  for (const char *at = text; at < all; at = end + 1) {
+    bool begun = false, whole = false;
+    end = memchr(at, '\n', (size_t)(all - at));
+    if (!end) end = all;
+    for (size_t i = 0; i < marks; i++) {
+      const size_t head = strlen(mark[i].head), line = (size_t)(end - at);
+      if (memcmp(at, mark[i].head, mm_min(head, line)) == 0) begun = line > 0, whole = whole || line >= head;
+    }
+    if (begun && whole && cut && (end[-1] == '}' || size > sizeof text)) return true;
+    if (!begun || end[-1] == '}' || (end == all && size > sizeof text)) return false;
+    cut = true;
+  }
+  return cut;
+}
+
 /* ---- the inputs ---- */
 
 /* The name of an entry of the directory `dir` that is, or leads to, the file `st`; "" where none does. */
@@ -79,12 +101,13 @@ static bool no_input(const mm_output_place *p, const struct stat *st, mm_err *er
   return true;
 }
 
-/* Refuses a regular file that this program did not make. */
-static bool may_replace(const mm_output_place *p, const struct stat *st, mm_err *err) {
+/* Refuses a regular file that this program did not make. lines: what is written is appended to it, and may have been cut before. */
+static bool may_replace(const mm_output_place *p, const struct stat *st, bool lines, mm_err *err) {
   if (p->force || !p->mark || st->st_size == 0) return true;
   const int fd = open(p->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return mm_fail_errno(err, mm_at(p->path, NULL), "look at", errno);
-  const bool ours = holds_mark(fd, (uint64_t)st->st_size, p->mark, p->marks);
+  const bool ours =
+      holds_mark(fd, (uint64_t)st->st_size, p->mark, p->marks) || (lines && holds_cut_lines(fd, (uint64_t)st->st_size, p->mark, p->marks));
   close(fd);
   return ours || refuse(p->path, "found a file that this program did not make, expected none, an empty one or one of its own", err);
 }
@@ -118,8 +141,8 @@ static bool staged_is_no_input(const mm_output_place *p, int parent, const char 
 }
 
 /* Called after open_parent: a file in an input directory is recognised by its place. */
-static bool may_take(const mm_output_place *p, const target *t, mm_err *err) {
-  return !t->there || (no_input(p, &t->st, err) && (t->direct || may_replace(p, &t->st, err)));
+static bool may_take(const mm_output_place *p, const target *t, bool lines, mm_err *err) {
+  return !t->there || (no_input(p, &t->st, err) && (t->direct || may_replace(p, &t->st, lines, err)));
 }
 
 /* The file's directory, resolved, and its name there: of what a link leads to, if it is one. */
@@ -194,7 +217,7 @@ static bool check(const mm_output_place *p, bool renamed, mm_err *err) {
   int parent = -1;
   mm_arena names = {0};
   if (!look(p, &t, err)) return false;
-  bool ok = (t.direct || open_parent(p, &parent, real, &name, err)) && may_take(p, &t, err);
+  bool ok = (t.direct || open_parent(p, &parent, real, &name, err)) && may_take(p, &t, !renamed, err);
   const char *staged = ok && !t.direct ? staged_name(&names, name, err) : NULL;
   ok = ok && (t.direct || (staged && staged_is_no_input(p, parent, staged, err)));
   ok = ok && (t.direct || !renamed || mm_may_rename(parent, name, p->path, err));
@@ -318,11 +341,11 @@ bool mm_output_open(mm_output *o, const mm_output_place *p, mm_err *err) {
   if (!look(p, &t, err)) return false;
   o->direct = t.direct;
   if (o->direct) {
-    if (!may_take(p, &t, err)) return false;
+    if (!may_take(p, &t, false, err)) return false;
     o->fd = open_direct(p, 0, err);
     return o->fd >= 0;
   }
-  bool ok = open_parent(p, &o->parent, real, &name, err) && may_take(p, &t, err) &&
+  bool ok = open_parent(p, &o->parent, real, &name, err) && may_take(p, &t, false, err) &&
             (o->name = mm_arena_strndup(&o->arena, name, strlen(name), err)) && (o->staged = staged_name(&o->arena, name, err)) &&
             staged_is_no_input(p, o->parent, o->staged, err) && mm_may_rename(o->parent, name, p->path, err) && open_staged(o, err);
   if (ok) return true;

@@ -49,6 +49,25 @@ bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err
   return s->parent >= 0 || mm_fail_errno(err, mm_at(parent, NULL), "open", errno);
 }
 
+bool mm_has_processes(void) {
+  static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    const char *n = getenv(names[i]);
+    if (n && atoi(n) > 1) return true;
+  }
+  return false;
+}
+
+/* Why processes of one run may be in each other's way. They are no error: srun starts independent ones, too. */
+static const char *lack_of_mpi(void) {
+#ifdef MM_MPI
+  return "";
+#else
+  return mm_has_processes() ? "; this build has no MPI: processes of mpirun are runs of their own (build with MPI=1, or give each a --part)"
+                            : "";
+#endif
+}
+
 /* ---- refusing a target inside the source or any checkpoint, or around the source ---- */
 
 /* 1 if `is` holds for the open directory or one above it, 0 if not, -1 if that cannot be found out. Takes over fd. */
@@ -144,7 +163,7 @@ bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err) {
     close(fd);
   if (found == 0) found = mm_lies_in(s->parent, source);
   if (found == 1) return refuse(s, err, "found an output that is, holds or lies in the source, expected one elsewhere");
-  if (found == 0) found = mm_in_checkpoint(s->parent);
+  if (found == 0) found = mm_holds_weights(s->parent) ? 1 : mm_in_checkpoint(s->parent);
   if (found == 1) return refuse(s, err, "found an output inside a checkpoint, expected one elsewhere");
   return found == 0 || mm_fail_errno(err, mm_at(source, NULL), "look at the directories above", errno);
 }
@@ -263,7 +282,7 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
   }
   close(fd);
   if (reason != EWOULDBLOCK) return mm_fail_errno(err, mm_at(s->path, NULL), "lock", reason);
-  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(s->path, NULL), "found another run writing this output");
+  return mm_fail(err, MM_LOCKED, "E_LOCKED", mm_at(s->path, NULL), "found another run writing this output%s", lack_of_mpi());
 }
 
 static bool remove_ours(const mm_staging *s, const char *name, bool ours, mm_err *err) {

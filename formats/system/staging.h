@@ -43,13 +43,17 @@ typedef struct mm_staging {
 /* Receives notes for the user that are no failures: one line each, escaped. None until it is set; mm_program_start sets it. */
 void mm_staging_notes(void (*reported)(const char *line));
 
+/* Whether mpirun or the like started this process and others, by the environment that Open MPI, and others by PMI, set. */
+bool mm_has_processes(void);
+
 #define MM_STAGING_NONE \
   { .parent = -1, .dir = -1 }
 
 /* Names what belongs to `target` and opens its parent. `word` is of the program, so that only runs of one kind meet; NULL for the
  * converter. MM_USAGE E_OUTPUT when it cannot be a directory's name. */
 MM_MUST_USE bool mm_staging_name(mm_staging *s, const char *target, const char *word, mm_err *err);
-/* MM_USAGE E_OUTPUT when the target is, holds or lies in the directory `source`, by whatever path or mount, or lies in any checkpoint. */
+/* MM_USAGE E_OUTPUT when the target is, holds or lies in the directory `source`, by whatever path or mount, or lies in any checkpoint or
+ * next to the weights of a download. */
 MM_MUST_USE bool mm_staging_outside(const mm_staging *s, const char *source, mm_err *err);
 /* 1 if the open directory `parent` is, or lies in, the directory `dir` or one of its directories, by any path or mount; 0 if not; -1 if
  * that cannot be found out (errno). */

@@ -1,17 +1,7 @@
 /* The processes of mpirun (processes.h). Weights and steps know nothing of MPI. */
 #include "runtime/engine/processes.h"
 
-#include <stdlib.h>
-
-/* Reads the environment that Open MPI, and others by PMI, set before MPI_Init. */
-static bool has_others(void) {
-  static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    const char *n = getenv(names[i]);
-    if (n && atoi(n) > 1) return true;
-  }
-  return false;
-}
+#include "formats/system/staging.h"
 
 #ifdef MM_MPI
 #include <errno.h>
@@ -19,10 +9,9 @@ static bool has_others(void) {
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "formats/system/staging.h"
 
 #define PIECE  ((size_t)1 << 30) /* of a message: MPI counts in int */
 #define SPINS  20000             /* polls for a message before the thread yields the processor */
@@ -126,7 +115,7 @@ static void leave(int status, void *unused) {
 
 bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
   *w = NULL;
-  if (!has_others()) return true;
+  if (!mm_has_processes()) return true;
   int provided = 0, process = 0, processes = 1;
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS || provided < MPI_THREAD_MULTIPLE)
     return mm_fail(err, MM_IO, "E_MPI", mm_at(NULL, NULL), "found an MPI without MPI_THREAD_MULTIPLE");
@@ -144,9 +133,9 @@ bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
 }
 
 bool mm_process_group_none(mm_err *err) {
-  return !has_others() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
-                                  "found other processes of mpirun, which wait for what this one does; expected none with --help, "
-                                  "--version and their like, nor with --against of a checkpoint");
+  return !mm_has_processes() || mm_fail(err, MM_USAGE, "E_MPI", mm_at(NULL, NULL),
+                                        "found other processes of mpirun, which wait for what this one does; expected none with --help, "
+                                        "--version and their like, nor with --against of a checkpoint");
 }
 
 void mm_process_group_part(mm_process_group *w) {
@@ -158,7 +147,7 @@ void mm_process_group_part(mm_process_group *w) {
 bool mm_process_group_find(bool leads, mm_process_group **w, mm_err *err) {
   (void)leads;
   *w = NULL;
-  return !has_others() ||
+  return !mm_has_processes() ||
          mm_fail(err, MM_UNSUPPORTED, "E_MPI", mm_at(NULL, NULL),
                  "found other processes of mpirun, which this build cannot speak to; expected none, or a build with MPI=1");
 }

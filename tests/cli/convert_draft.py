@@ -110,6 +110,8 @@ def packed(tmp, draft, tensors):
     out = tmp + "/packed"
     assert run("convert", "tests/data/tiny-m2", "-o", out, "--draft", draft, "-q") == (0, "")
     assert run("verify", out, "-q")[0] == 0
+    status, said = run("convert", "tests/data/tiny-m2", "-o", draft + "/x", "--draft", draft, "-q")
+    assert status == 2 and "E_OUTPUT" in said and "inside a checkpoint" in said and not os.path.exists(draft + "/x"), (status, said)
     found = stored(out + "/draft.safetensors")
     assert len(found) == 3 + 8 * LAYERS and found["fc.weight"] == ([H, 2 * H], tensors["fc.weight"][1])
     for at in range(LAYERS):

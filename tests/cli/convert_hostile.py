@@ -342,6 +342,10 @@ def locked():
         fcntl.flock(fd, fcntl.LOCK_EX)
         for args in ((), ("--restart",), ("--resume",)):
             refused(root, LOCKED, "E_LOCKED", ".out.partial", args=args)
+        if b"MPI_Init" not in open(shutil.which(CONVERT), "rb").read():  # one of several processes, which cannot meet in this build
+            for name, count in (("OMPI_COMM_WORLD_SIZE", 2), ("PMI_SIZE", 2), ("PMIX_SIZE", 2), ("PMI_SIZE", 1)):
+                says = ["this build has no MPI", "build with MPI=1"] if count > 1 else ["another run writing this output\n"]
+                refused(root, LOCKED, "E_LOCKED", *says, env={**os.environ, name: str(count)})
         os.close(fd)
         refused(root, USAGE, "E_OUTPUT", ".out.partial")
         shutil.rmtree(root + "/.out.partial")

@@ -96,11 +96,15 @@ def hub_names(source):
     run("minimax-verify", packed, "--source", org, env=env)
     assert " tensors" in run("minimax-inspect", org, "--summary", env=env).stdout
     refused(3, "the Hugging Face Hub's cache has a source of this name: convert it first: minimax-convert MiniMaxAI/MiniMax-M2 -o DIR", "minimax-run", org, "-p", "x", env=env)
-    for word in (f"{org}@main", "MiniMaxAI/MiniMax-M1", "MiniMaxAI", "./" + org, f"{TMP}/{org}", f"{org}/", "MiniMaxAI/../MiniMax-M2"):
+    for word in (f"{org}@main", "MiniMaxAI/MiniMax-M1", "MiniMaxAI", "./" + org, f"{TMP}/{org}", "MiniMaxAI/../MiniMax-M2"):
         refused(3, "no such directory", "minimax-convert", word, "--dry-run", env=env)
     for word in (f"https://huggingface.co/{org}/blob/main/config.json", f"hf://{org}@main", f"hf://{org}@main/config.json", f"hf.co/{org}?revision=main",
-                 f"https://huggingface.co/{org}/discussions/2"):
+                 f"https://huggingface.co/{org}/discussions/2", f"http://hf.co/{org}", f"http://huggingface.co/{org}/", f"{org}/", f"{org}//"):
         assert convert(word, "--dry-run", env=env).stdout == want, word
+    for kind in ("datasets", "spaces", "collections"):
+        for host in ("https://huggingface.co", "http://hf.co", "hf:/"):
+            line = refused(3, [f"one of the Hugging Face Hub's {kind}, expected that of a model"], "minimax-convert", f"{host}/{kind}/{org}", "--dry-run", env=env)
+            assert "hf download" not in line, line
     # Another revision is never read as main, however the address names it.
     for rest in ("/tree/v2.1", "/blob/v2.1/config.json", "/resolve/v2.1/config.json?download=true", "/raw/v2.1/config.json", "/commit/v2.1", "/commits/v2.1",
                  "/blame/v2.1/config.json", "/edit/v2.1/config.json", "/delete/v2.1/config.json", "/upload/v2.1", "/new/v2.1",
@@ -127,6 +131,17 @@ def hub_names(source):
     shard = sorted(n for n in os.listdir(source) if n.endswith(".safetensors"))[-1]
     os.remove(f"{cache}/snapshots/5eed/{shard}")
     refused(3, [shard, "1 are missing", "; hf download MiniMaxAI/MiniMax-M2 fetches the rest"], "minimax-convert", org, "-o", f"{TMP}/never", env=env)
+    for name in (shard, "config.json", "model.safetensors.index.json"):  # a link whose blob did not come
+        at, held = f"{cache}/snapshots/5eed/{name}", f"{TMP}/held"
+        if name != shard:
+            shutil.move(at, held)
+        os.symlink("../../blobs/absent", at)
+        for word in (org, f"{cache}/snapshots/5eed"):
+            how = ["1 are missing"] if name == shard else []
+            refused(3, [name, "hf download MiniMaxAI/MiniMax-M2 fetches the rest", *how], "minimax-convert", word, "-o", f"{TMP}/never", env=env)
+        os.remove(at)
+        if name != shard:
+            shutil.move(held, at)
     os.remove(f"{cache}/snapshots/5eed/config.json")
     refused(3, ["found no config.json; hf download MiniMaxAI/MiniMax-M2 fetches the rest"], "minimax-convert", org, "--dry-run", env=env)
 

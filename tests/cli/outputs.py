@@ -12,7 +12,7 @@ import tempfile
 import convert_files as cf
 from convert_files import Scratch, tree, write_st
 
-EVAL, VERIFY, CONVERT = "minimax-eval", "minimax-verify", "minimax-convert"
+ARCHIVE, CONVERT, EVAL, VERIFY = "minimax-archive", "minimax-convert", "minimax-eval", "minimax-verify"
 SRC = "tests/data/tiny-m2"
 
 
@@ -254,6 +254,21 @@ def strangers(root):
     lines = open(root + "/empty.log", "rb").read().splitlines()
     cut = new.splitlines()[:-1] + [new.splitlines()[-1][:-8]]
     assert lines[:len(cut)] == cut and [json.loads(line)["event"] for line in lines[len(cut):]] == ["begin", "done"], lines
+    # Nor does a first line that a full disk cut, or two, keep the next runs away; a stranger's line does.
+    head = old.splitlines()[0]
+    for start in (head[:1], head[:9], head[:40], head[:9] + b"\n" + head[:30], b'{"error":"E_'):
+        open(root + "/first.log", "wb").write(start)
+        for runs in (1, 2):
+            done = events(root, root + "/first.log")
+            assert done.returncode == 0, (start, done.stderr)
+            lines = open(root + "/first.log", "rb").read().splitlines()
+            cuts = start.splitlines()
+            assert lines[:len(cuts)] == cuts and [json.loads(line)["event"] for line in lines[len(cuts):]] == ["begin", "done"] * runs, lines
+    for start in (head[:9] + b"x", b'{"architecture":"x"}', b'{"architecture":"x"}\n', head[:40] + b"\nhers\n", b"{\n}\n", b"\n" + head[:9], b"x"):
+        open(root + "/first.log", "wb").write(start)
+        done = events(root, root + "/first.log")
+        cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "did not make")
+        assert open(root + "/first.log", "rb").read() == start
     # Not under a name of the output's own, which is a directory or a run's journal.
     for name in ("new", "new/", ".new.partial", ".new.partial.journal", ".new.partial.journal.0-2", ".new.partial.sources"):
         done = cf.run(CONVERT, "-q", SRC, "-o", root + "/new", "--events", f"{root}/{name}")
@@ -271,6 +286,19 @@ def strangers(root):
     done = cf.run(CONVERT, "-q", SRC, "-o", root + "/old", "--force", "--quant", "int8", "--events", root + "/old/events")
     cf.assert_error(done, CONVERT, 2, "E_OUTPUT", "inside the checkpoint")
     assert tree(root + "/old") == before
+
+
+def beside_weights(root):
+    """A checkpoint is not written into the folder of another one's weights, which may be none that is read."""
+    cf.ok(CONVERT, "-q", SRC, "-o", root + "/whole")
+    cf.ok(ARCHIVE, "pack", root + "/whole", "-o", root + "/archived")
+    shutil.copytree(SRC, root + "/others")
+    before = tree(root + "/others")
+    for args in ([CONVERT, "-q", SRC], [CONVERT, "-q", SRC, "--layout", "hf"],
+                 [ARCHIVE, "pack", root + "/whole"], [ARCHIVE, "unpack", root + "/archived"]):
+        done = cf.run(*args, "-o", root + "/others/x")
+        cf.assert_error(done, args[0], 2, "E_OUTPUT", "inside a checkpoint, expected one elsewhere")
+        assert tree(root + "/others") == before
 
 
 def replaced(root):
@@ -356,6 +384,7 @@ def rule():
         prepare(root)
         inputs(root)
         strangers(root)
+        beside_weights(root)
         replaced(root)
         fifo(root)
         if os.geteuid() == 0:

@@ -141,6 +141,25 @@ TEST(other_numbers_of_experts) {
   }
 }
 
+TEST(contradicting_kinds) {
+  static const struct {
+    const char *text;
+    bool fits;
+  } all[] = {{"{\"" W13 ".amax\": 448, \"model.layers.0.block_sparse_moe.experts.w13_input_scale\": 1}", true},
+             {"{\"" W13 ".amax\": 448, \"model.layers.0.block_sparse_moe.experts.w13_input_scale\": 1.01}", true}, /* rounded */
+             {"{\"" W13 ".amax\": 448, \"model.layers.0.block_sparse_moe.experts.w13_input_scale\": 0}", true},    /* not reached */
+             {"{\"" W13 ".amax\": 448, \"model.layers.0.block_sparse_moe.experts.w13_input_scale\": 0.01}", false},
+             {"{\"" W13 ".amax\": 100, \"model.layers.0.block_sparse_moe.experts.w13_input_scale\": 1}", false}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    mm_act_scales s;
+    mm_err err = {0};
+    uint64_t without;
+    assert_true(open_bytes(&s, all[i].text, strlen(all[i].text), &err));
+    assert_int_equal(found(&s, W13, "tensor_wise_fp8", &without) > 0, all[i].fits);
+    mm_act_scales_close(&s);
+  }
+}
+
 TEST(other_models) {
   static const struct {
     const char *name;
