@@ -27,6 +27,24 @@ bool mm_declared_mlx(const mm_json *j) {
          mm_json_type_of(mm_json_get(j, "bits")) == MM_JSON_INT;
 }
 
+/* A config.json, or its text model's part. */
+static void make_plain(mm_json *config, const mm_dtype *type) {
+  static const char *const quantization[] = {"quantization_config", "compression_config"}, *const key[] = {"torch_dtype", "dtype"};
+  const char *name = !type ? NULL : *type == MM_BF16 ? "bfloat16" : *type == MM_F16 ? "float16" : *type == MM_F32 ? "float32" : NULL;
+  for (size_t i = 0; i < 2; i++) {
+    mm_json_remove(config, quantization[i]);
+    if (name && mm_json_str(mm_json_get(config, key[i]))) mm_json_put_text(config, key[i], name);
+  }
+}
+
+mm_json *mm_declared_plain(const mm_json *config, const mm_dtype *type, mm_err *err) {
+  const mm_json *text = mm_json_get(config, "text_config"); /* has it in some */
+  mm_json *out = mm_json_copy(config, err);
+  mm_json *own = mm_json_type_of(text) == MM_JSON_OBJ ? mm_json_set(out, "text_config", mm_json_copy(text, err)) : NULL;
+  make_plain(out, type), make_plain(own, type);
+  return out;
+}
+
 /* ---- transformations ---- */
 
 static bool rotated(const char *path, const char *by, mm_err *err) {

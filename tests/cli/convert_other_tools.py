@@ -209,6 +209,28 @@ def static_scales():
     assert notes(source([one]), "--quant", "bf16") == []
 
 
+def types():
+    """config.json of --layout hf names the type of the linears, under the keys that it has, where they have one and are not quantised."""
+    def made(config, recipe, fp8, *words):
+        with Scratch() as root:
+            source = copy(cf.small(fp8=fp8), config).save(root + "/src")
+            cf.ok(CONVERT, "-q", source, "-o", root + "/packed", *recipe)
+            for way in ([source, "-o", root + "/hf", *recipe], [root + "/packed", "-o", root + "/again"]):
+                cf.ok(CONVERT, "-q", *way, "--layout", "hf")
+                with open(way[2] + "/config.json") as f:
+                    found = json.load(f)
+                assert (found.get("torch_dtype"), found.get("dtype")) == words, (config, recipe, found)
+                cf.ok("minimax-verify", "-q", way[2], "--source", source)
+    for key, at in (("torch_dtype", 0), ("dtype", 1)):
+        for fp8 in (False, True):
+            for scheme, word in (("f16", "float16"), ("f32", "float32"), ("bf16", "bfloat16")):
+                for before in ("bfloat16", "float32"):
+                    made({key: before}, ("--quant", scheme), fp8, *[word if i == at else None for i in range(2)])
+    made({}, ("--quant", "f16"), False, None, None)
+    made({"dtype": "bfloat16"}, ("--quant", "f16", "--override", "*.o_proj.weight=bf16"), False, None, "bfloat16")
+    made({"torch_dtype": "bfloat16"}, ("--quant", "block_fp8"), False, "bfloat16", None)
+
+
 def orphans():
     c = cf.small()
     scale = ("F32", [1, 1], cf.values("x", "F32", 1))
@@ -222,4 +244,4 @@ def orphans():
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, orphans])
