@@ -42,12 +42,12 @@ void mm_decoder_close(mm_decoder *d);
 MM_MUST_USE bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
 /* Numbers, into d->wide: [rows, cols]. */
 MM_MUST_USE bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
-/* Fails unless the n values of rows from `row` on are finite; `data` holds them in type t, that of the source or of what they become. */
-MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n,
-                                  mm_err *err);
 /* Fails where the rows that were decoded last, a strip of BF16 as codes and others as numbers, have one that no scale of s reaches:
  * MM_UNSUPPORTED E_Q_SCALE. */
 MM_MUST_USE bool mm_decode_fits(const mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err);
+/* Fails where the same rows, stored in type t without scales (data[n]), have a number that is beyond it: the same error. */
+MM_MUST_USE bool mm_decode_stored(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n,
+                                  mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The same, and the steps of the global scale (mm_global_step), 0 where the source stores no reciprocal. */
@@ -70,6 +70,8 @@ MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_st
                                   const void *plane[MM_MAX_PLANES], mm_err *err);
 
 /* --- between the files of this folder --- */
+/* Index of the first of n values that is not finite, or n. */
+size_t mm_first_not_finite(const void *data, mm_dtype t, size_t n);
 /* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
  * byte each into out (words.c). Row 0 begins a word. */
 typedef struct mm_words {
