@@ -243,7 +243,16 @@ bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err)
   *out = 0;
   if (!p->tensor) return true;
   if (!mm_hf_read(&d->reader, p->tensor, p->at, &stored, mm_dtype_size(p->tensor->dtype), err)) return false;
-  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, 0, &one, out, err);
+  if (scale_value(&stored, p->tensor->dtype, 0) == 0 && !d->unreached) d->unreached = p->tensor;
+  if (scale_value(&stored, p->tensor->dtype, 0) == 0) return true;
+  return (d->reached = read_one(d, p, x->encoding->reciprocal, 0, &one, out, err));
+}
+
+bool mm_decode_inputs_given(const mm_decoder *d, mm_err *err) {
+  return !d->unreached || d->reached ||
+         mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", mm_hf_at(d->reader.hf, d->unreached),
+                 "found static scale 0 of activations, as all others, expected a positive number for at least one matrix; --act-scales "
+                 "gives others");
 }
 
 /* Scales over the rows into d->scale, [cells of rows][cells of columns], times the global one. d->stored keeps them as stored. */

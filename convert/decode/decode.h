@@ -27,8 +27,10 @@ typedef struct mm_decoder {
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;
   float global;
-  bool regraded;   /* the planes decoded last stand for other numbers than the source's, under another global scale */
-  uint64_t zeroed; /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
+  const mm_hf_tensor *unreached; /* the first static scale of activations that was 0 */
+  bool reached;                  /* another was positive */
+  bool regraded;                 /* the planes decoded last stand for other numbers than the source's, under another global scale */
+  uint64_t zeroed;               /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
 } mm_decoder;
 
 void mm_decoder_open(mm_decoder *d, const mm_hf *hf);
@@ -58,6 +60,8 @@ MM_MUST_USE bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pi
                                   mm_err *err);
 /* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
 MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* Fails where static scales were read, and all were 0: MM_BAD_INPUT E_Q_SCALE. */
+MM_MUST_USE bool mm_decode_inputs_given(const mm_decoder *d, mm_err *err);
 /* A scheme that keeps a matrix on this grid (mm_encoding_keeps). `global` is the scale that the packed tensor's matrices share; only NVFP4
  * may have another one of its own, and then changes to it. */
 typedef struct mm_stored_as {

@@ -207,6 +207,10 @@ def static_scales():
     assert notes(source([one])) == [ones]
     assert notes(source([one, other])) == [] and notes(source([other])) == []
     assert notes(source([one]), "--quant", "bf16") == []
+    refused(source(["00000000"]), 3, "E_Q_SCALE", "o_proj.input_scale", "found static scale 0 of activations, as all others")
+    assert notes(source(["00000000"]), "--quant", "bf16") == []
+    some = notes(source([other, "00000000", "00000000"]))
+    assert all("static scales" in n for n in some), some
 
 
 def types():
