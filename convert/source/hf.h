@@ -11,8 +11,6 @@
 #include "formats/safetensors.h"
 #include "quant/quant.h"
 
-#define MM_CONFIG_MAX (UINT64_C(16) << 20) /* bytes of a config.json */
-
 typedef struct mm_hf_file {
   const char *name; /* base name in the index */
   char *path;

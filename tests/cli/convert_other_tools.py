@@ -235,6 +235,25 @@ def types():
     made({"torch_dtype": "bfloat16"}, ("--quant", "block_fp8"), False, "bfloat16", None)
 
 
+def two_files():
+    """hf_quant_config.json next to a quantization_config: both mean the same, or the source is refused."""
+    def source(algo, root, own=None):
+        c = copy(cf.small(), own and {"quantization_config": own})
+        c.save(root + "/src")
+        with open(root + "/src/hf_quant_config.json", "w") as f:
+            f.write(algo if algo.startswith("{") else json.dumps({"quantization": {"quant_algo": algo}}))
+        return cf.run(CONVERT, "-q", root + "/src", "-o", root + "/out")
+    modelopt = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    for algo, own in (("NVFP4", None), ("W4A16_AWQ", None), ("FP8", modelopt), ("MIXED_PRECISION", modelopt)):
+        with Scratch() as root:
+            cf.assert_error(source(algo, root, own), "minimax-convert", 3, "E_Q_CONFIG", "hf_quant_config.json",
+                            f'"quant_algo": found "{algo}", expected one that means "{"FP8_PB_WO" if own else "fp8"}", as config.json says')
+    for algo, own in (("FP8_PB_WO", None), ("FP8", None), ("FP8_PB_WO", modelopt), ("{}", None), ('{"quant', None)):
+        with Scratch() as root:
+            done = source(algo, root, own)
+            assert done.returncode == 0, done.stderr
+
+
 def orphans():
     c = cf.small()
     scale = ("F32", [1, 1], cf.values("x", "F32", 1))
@@ -248,4 +267,4 @@ def orphans():
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, two_files, orphans])
