@@ -42,6 +42,7 @@ typedef struct mm_quantization {
   bool block_assumed; /* the block is not declared: it is the only one that fits */
   uint32_t group[4];  /* columns per scale; UINT32_MAX: all of them */
   unsigned groups;    /* 0: nothing is said, or different things for different modules */
+  unsigned bits;      /* widths of words' codes, 4 | 8; 0: nothing is said */
   bool zeros, order;  /* every integer matrix has zero points, a g_idx */
   bool gptq, symmetric;
   const mm_module_groups *differing; /* NULL, or the groups of modules that zeros, order and symmetric depend on */

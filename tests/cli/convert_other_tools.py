@@ -254,6 +254,24 @@ def two_files():
             assert done.returncode == 0, done.stderr
 
 
+def other_width():
+    """Four-bit words under a description of eight bits."""
+    def source(bits):
+        c, t = cf.small(hidden=16, dim=8, inter=16, fp8=False), {}
+        for k, v in c.tensors.items():
+            if ".experts." not in k and "_proj" not in k:
+                t[k] = v
+                continue
+            (rows, cols), stem = v[1], k[:-len("weight")]
+            t[stem + "weight_packed"] = ("I32", [rows, cols // 8], bytes(range(256))[:rows * cols // 2])
+            t[stem + "weight_scale"] = ("BF16", [rows, 1], b"\x80\x3f" * rows)
+            t[stem + "weight_shape"] = ("I64", [2], rows.to_bytes(8, "little") + cols.to_bytes(8, "little"))
+        weights = {"type": "int", "num_bits": bits, "strategy": "channel", "symmetric": True}
+        return copy(c, {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}}, t)
+    assert notes(source(4)) == []
+    refused(source(8), 3, "E_Q_CONFIG", "weight_packed", "found codes of 4 bits, expected 8 as ", "config.json says")
+
+
 def orphans():
     c = cf.small()
     scale = ("F32", [1, 1], cf.values("x", "F32", 1))
@@ -267,4 +285,4 @@ def orphans():
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, two_files, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, two_files, other_width, orphans])
