@@ -30,9 +30,9 @@ static uint32_t bits_at(const void *data, size_t size, size_t i) {
   return size == 4 ? ((const uint32_t *)data)[i] : size == 2 ? ((const uint16_t *)data)[i] : ((const uint8_t *)data)[i];
 }
 
-/* Index of the first value that is not finite, or n. Such a value has all bits of the mask, which end below the sign: added to their
- * lowest they reach it, eight bytes at a time. Blocks are tested whole (a loop that vectorises), then searched. */
-static size_t first_not_finite(const void *data, mm_dtype t, size_t n) {
+/* A value that is not finite has all bits of the mask, which end below the sign: added to their lowest they reach it, eight bytes at a
+ * time. Blocks are tested whole (a loop that vectorises), then searched. */
+size_t mm_first_not_finite(const void *data, mm_dtype t, size_t n) {
   enum { WORDS = 512 };
   const size_t size = mm_dtype_size(t), each = WORDS * sizeof(uint64_t) / size;
   const uint32_t mask = nonfinite_mask(t), lowest = mask & ~(mask - 1);
@@ -48,8 +48,9 @@ static size_t first_not_finite(const void *data, mm_dtype t, size_t n) {
   return n;
 }
 
-bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err) {
-  size_t i = first_not_finite(data, t, n);
+/* Fails unless the n values of rows from `row` on are finite; `data` holds them in type t, that of the source or of numbers. */
+static bool check_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n, mm_err *err) {
+  size_t i = mm_first_not_finite(data, t, n);
   if (i == n) return true;
   const mm_hf_tensor *w = x->weight;
   mm_where where = mm_hf_at(d->reader.hf, w);
@@ -75,10 +76,10 @@ static bool settle_positive(const mm_decoder *d, const mm_matrix *x, uint32_t ro
 static bool settle(mm_decoder *d, const mm_matrix *x, uint32_t row, size_t n, mm_err *err) {
   mm_dtype t = x->weight->dtype;
   if (x->positive) return settle_positive(d, x, row, n, err);
-  if (!d->reader.hf->nonfinite_allowed) return mm_decode_finite(d, x, row, d->raw, t, n, err);
+  if (!d->reader.hf->nonfinite_allowed) return check_finite(d, x, row, d->raw, t, n, err);
   const size_t size = mm_dtype_size(t);
   const uint32_t mask = nonfinite_mask(t);
-  for (size_t i = first_not_finite(d->raw, t, n); i < n; i++) {
+  for (size_t i = mm_first_not_finite(d->raw, t, n); i < n; i++) {
     if ((bits_at(d->raw, size, i) & mask) != mask) continue;
     memset((uint8_t *)d->raw + i * size, 0, size);
     d->zeroed++;
@@ -242,7 +243,16 @@ bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err)
   *out = 0;
   if (!p->tensor) return true;
   if (!mm_hf_read(&d->reader, p->tensor, p->at, &stored, mm_dtype_size(p->tensor->dtype), err)) return false;
-  return scale_value(&stored, p->tensor->dtype, 0) == 0 || read_one(d, p, x->encoding->reciprocal, 0, &one, out, err);
+  if (scale_value(&stored, p->tensor->dtype, 0) == 0 && !d->unreached) d->unreached = p->tensor;
+  if (scale_value(&stored, p->tensor->dtype, 0) == 0) return true;
+  return (d->reached = read_one(d, p, x->encoding->reciprocal, 0, &one, out, err));
+}
+
+bool mm_decode_inputs_given(const mm_decoder *d, mm_err *err) {
+  return !d->unreached || d->reached ||
+         mm_fail(err, MM_BAD_INPUT, "E_Q_SCALE", mm_hf_at(d->reader.hf, d->unreached),
+                 "found static scale 0 of activations, as all others, expected a positive number for at least one matrix; --act-scales "
+                 "gives others");
 }
 
 /* Scales over the rows into d->scale, [cells of rows][cells of columns], times the global one. d->stored keeps them as stored. */
@@ -422,22 +432,7 @@ bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t row
   if (mm_is_plain(x)) return mm_decode_codes(d, x, row, rows, err) && mm_widen(d->wide, d->raw, x->weight->dtype, n);
   return check_sides(d, x, row, err) &&
          (mm_encoding_is_grid(x) ? decode_grid(d, x, row, rows, err) : decode_integers(d, x, row, rows, err)) &&
-         (!x->part[MM_SMOOTH].tensor || apply_smooth(d, x, rows, err)) && mm_decode_finite(d, x, row, d->wide, MM_F32, n, err);
-}
-
-bool mm_decode_fits(const mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err) {
-  const bool narrow = mm_is_plain(x) && x->weight->dtype == MM_BF16; /* mm_decode_codes read them */
-  const float most = 65504 * (s->code == MM_CODE_INT8 ? 127.5f : 7.5f);
-  const size_t n = (size_t)rows * x->cols;
-  for (size_t i = 0; s->scale_of == MM_F16 && i < n; i++) {
-    const float v = narrow ? mm_bf16_to_f32(((const uint16_t *)d->raw)[i]) : d->wide[i];
-    if (fabsf(v) <= most) continue;
-    return mm_fail(err, MM_UNSUPPORTED, "E_Q_SCALE", mm_hf_at(d->reader.hf, x->weight),
-                   "found %g at row %zu, column %zu, expected at most %g, the largest number under the F16 scales of %s; expected another "
-                   "--quant",
-                   (double)v, row + i / x->cols, i % x->cols, (double)most, s->name);
-  }
-  return true;
+         (!x->part[MM_SMOOTH].tensor || apply_smooth(d, x, rows, err)) && check_finite(d, x, row, d->wide, MM_F32, n, err);
 }
 
 /* ---- planes that are kept ---- */
@@ -472,7 +467,7 @@ static bool check_products(mm_decoder *d, const mm_matrix *x, const mm_scheme *s
   const size_t count = (size_t)rows * x->cols;
   if (!MM_GROW(d->wide, &d->wide_cap, count, err)) return false;
   mm_unpack(&m, 0, 0, rows, d->wide);
-  return mm_decode_finite(d, x, row, d->wide, MM_F32, count, err);
+  return check_finite(d, x, row, d->wide, MM_F32, count, err);
 }
 
 /* The planes of integers in words: codes as the scheme stores them in d->raw, scales and zero points in d->words. */

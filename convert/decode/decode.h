@@ -27,8 +27,10 @@ typedef struct mm_decoder {
   const mm_hf_tensor *whole_of;
   uint64_t whole_at;
   float global;
-  bool regraded;   /* the planes decoded last stand for other numbers than the source's, under another global scale */
-  uint64_t zeroed; /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
+  const mm_hf_tensor *unreached; /* the first static scale of activations that was 0 */
+  bool reached;                  /* another was positive */
+  bool regraded;                 /* the planes decoded last stand for other numbers than the source's, under another global scale */
+  uint64_t zeroed;               /* values of the rows decoded last that were not finite and are 0 now, where hf allows it */
 } mm_decoder;
 
 void mm_decoder_open(mm_decoder *d, const mm_hf *hf);
@@ -42,12 +44,12 @@ void mm_decoder_close(mm_decoder *d);
 MM_MUST_USE bool mm_decode_codes(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
 /* Numbers, into d->wide: [rows, cols]. */
 MM_MUST_USE bool mm_decode_f32(mm_decoder *d, const mm_matrix *x, uint32_t row, uint32_t rows, mm_err *err);
-/* Fails unless the n values of rows from `row` on are finite; `data` holds them in type t, that of the source or of what they become. */
-MM_MUST_USE bool mm_decode_finite(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n,
-                                  mm_err *err);
 /* Fails where the rows that were decoded last, a strip of BF16 as codes and others as numbers, have one that no scale of s reaches:
  * MM_UNSUPPORTED E_Q_SCALE. */
 MM_MUST_USE bool mm_decode_fits(const mm_decoder *d, const mm_matrix *x, const mm_scheme *s, uint32_t row, uint32_t rows, mm_err *err);
+/* Fails where the same rows, stored in type t without scales (data[n]), have a number that is beyond it: the same error. */
+MM_MUST_USE bool mm_decode_stored(const mm_decoder *d, const mm_matrix *x, uint32_t row, const void *data, mm_dtype t, size_t n,
+                                  mm_err *err);
 /* The one scale of a whole matrix: NVFP4's global one as a multiplier, or the only one. */
 MM_MUST_USE bool mm_decode_global(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
 /* The same, and the steps of the global scale (mm_global_step), 0 where the source stores no reciprocal. */
@@ -58,6 +60,8 @@ MM_MUST_USE bool mm_decode_common(mm_decoder *d, const mm_matrix *x, unsigned pi
                                   mm_err *err);
 /* The static scale of x's activations as a multiplier; 0: the source has none, or one that calibration never reached. */
 MM_MUST_USE bool mm_decode_input(mm_decoder *d, const mm_matrix *x, float *out, mm_err *err);
+/* Fails where static scales were read, and all were 0: MM_BAD_INPUT E_Q_SCALE. */
+MM_MUST_USE bool mm_decode_inputs_given(const mm_decoder *d, mm_err *err);
 /* A scheme that keeps a matrix on this grid (mm_encoding_keeps). `global` is the scale that the packed tensor's matrices share; only NVFP4
  * may have another one of its own, and then changes to it. */
 typedef struct mm_stored_as {
@@ -70,6 +74,8 @@ MM_MUST_USE bool mm_decode_planes(mm_decoder *d, const mm_matrix *x, const mm_st
                                   const void *plane[MM_MAX_PLANES], mm_err *err);
 
 /* --- between the files of this folder --- */
+/* Index of the first of n values that is not finite, or n. */
+size_t mm_first_not_finite(const void *data, mm_dtype t, size_t n);
 /* Rows [row, row + rows) and columns [0, cols) of a matrix of unsigned `bits`-bit numbers that lie several to a little-endian word, one
  * byte each into out (words.c). Row 0 begins a word. */
 typedef struct mm_words {

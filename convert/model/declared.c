@@ -27,6 +27,51 @@ bool mm_declared_mlx(const mm_json *j) {
          mm_json_type_of(mm_json_get(j, "bits")) == MM_JSON_INT;
 }
 
+/* A config.json, or its text model's part. */
+static void make_plain(mm_json *config, const mm_dtype *type) {
+  static const char *const quantization[] = {"quantization_config", "compression_config"}, *const key[] = {"torch_dtype", "dtype"};
+  const char *name = !type ? NULL : *type == MM_BF16 ? "bfloat16" : *type == MM_F16 ? "float16" : *type == MM_F32 ? "float32" : NULL;
+  for (size_t i = 0; i < 2; i++) {
+    mm_json_remove(config, quantization[i]);
+    if (name && mm_json_str(mm_json_get(config, key[i]))) mm_json_put_text(config, key[i], name);
+  }
+}
+
+mm_json *mm_declared_plain(const mm_json *config, const mm_dtype *type, mm_err *err) {
+  const mm_json *text = mm_json_get(config, "text_config"); /* has it in some */
+  mm_json *out = mm_json_copy(config, err);
+  mm_json *own = mm_json_type_of(text) == MM_JSON_OBJ ? mm_json_set(out, "text_config", mm_json_copy(text, err)) : NULL;
+  make_plain(out, type), make_plain(own, type);
+  return out;
+}
+
+/* ---- two files ---- */
+
+/* ModelOpt's words that can mean the same as a method of config.json. */
+static const struct {
+  const char *methods, *algos;
+} same_as[] = {{"fp8 fbgemm_fp8", "FP8 FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN"},
+               {"mxfp8", "MXFP8"},
+               {"mxfp4", "MXFP4 W4A8_MXFP4_FP8"},
+               {"awq", "W4A16_AWQ W4A8_AWQ"},
+               {"gptq gptq_v2", "W4A16_GPTQ W8A16_GPTQ W4A16 W8A16"}};
+
+bool mm_declared_agrees(const mm_json *own, const char *path, mm_err *err) {
+  mm_json *file = mm_json_load(path, MM_CONFIG_MAX, MM_IGNORED);
+  const mm_json *inner = mm_json_get(file, "quantization");
+  const char *method = mm_declared_word(own, "quant_method"), *algo = mm_declared_word(own, "quant_algo");
+  const char *found = mm_declared_word(mm_json_type_of(inner) == MM_JSON_OBJ ? inner : file, "quant_algo");
+  bool same = !algo || !found || strcasecmp(algo, found) == 0;
+  for (size_t i = 0; method && found && i < sizeof same_as / sizeof *same_as; i++)
+    same = same && (!mm_declared_listed(same_as[i].methods, method) || mm_declared_listed(same_as[i].algos, found));
+  if (!same)
+    mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
+            "key \"quant_algo\": found \"%s\", expected one that means \"%s\", as config.json says", MM_ESCAPED(64, found),
+            MM_ESCAPED(64, algo ? algo : method));
+  mm_json_free(file);
+  return same;
+}
+
 /* ---- transformations ---- */
 
 static bool rotated(const char *path, const char *by, mm_err *err) {

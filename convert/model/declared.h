@@ -4,6 +4,9 @@
 
 #include "formats/json.h"
 #include "formats/system/base.h"
+#include "formats/tensor.h"
+
+#define MM_CONFIG_MAX (UINT64_C(16) << 20) /* bytes of a config.json */
 
 /* The string under a key, or NULL, also where it has a NUL. */
 const char *mm_declared_word(const mm_json *obj, const char *key);
@@ -12,6 +15,14 @@ bool mm_declared_listed(const char *list, const char *w);
 
 /* True if a quantization is described in MLX's way: a group size and bits, without a method. */
 bool mm_declared_mlx(const mm_json *j);
+
+/* A config.json without its quantization, whose torch_dtype or dtype, where it has one, names this type; NULL and types of codes leave
+ * it. Owned. */
+mm_json *mm_declared_plain(const mm_json *config, const mm_dtype *type, mm_err *err);
+
+/* Fails with MM_BAD_INPUT E_Q_CONFIG if ModelOpt's file at `path` (absent or unreadable: nothing) says another quantization than
+ * config.json, whose description is `own`. Engines read either. */
+MM_MUST_USE bool mm_declared_agrees(const mm_json *own, const char *path, mm_err *err);
 
 /* MM_UNSUPPORTED E_Q_TRANSFORM if the description of a file says that the weights were rotated. */
 MM_MUST_USE bool mm_declared_unrotated(const char *path, const mm_json *obj, mm_err *err);

@@ -418,7 +418,7 @@ static bool add_tensors(mm_planner *b) {
     if (!add_rules(b, first, last, l) || !add_kv_scales(b, l)) return false;
   if (!add_rules(b, last, a->rule_count, 0)) return false;
   if (b->missing == 0) {
-    if (!pass_tensors(b)) return false;
+    if (!pass_tensors(b) || !mm_decode_inputs_given(&b->source, b->err)) return false;
     share_input_scales(b->p);
     return (b->o->made || b->o->allow_unmatched || mm_recipe_all_hit(&b->p->recipe, b->err)) && calibration_used(b);
   }

@@ -278,16 +278,16 @@ static const char *text_of(mm_plan *p, mm_json *j, mm_err *err) {
   return kept;
 }
 
-mm_json *mm_target_format_plain(const mm_hf *hf, mm_err *err) {
-  const mm_json *text = mm_json_get(hf->config, "text_config"); /* has it in some */
-  mm_json *config = mm_json_copy(hf->config, err);
-  mm_json *own = mm_json_type_of(text) == MM_JSON_OBJ ? mm_json_set(config, "text_config", mm_json_copy(text, err)) : NULL;
-  for (int i = 0; i < 4; i++) mm_json_remove(i < 2 ? config : own, i % 2 ? "quantization_config" : "compression_config");
-  return config;
+const mm_dtype *mm_target_format_type(const mm_plan *p) {
+  const mm_scheme *one = NULL;
+  bool several = false;
+  for (const mm_plan_tensor *t = p->tensor; t < p->tensor + p->pack.tensor_count; t++)
+    if (t->rule[0]->kind == MM_KIND_LINEAR || t->rule[0]->kind == MM_KIND_EXPERT) several |= one && one != t->scheme, one = t->scheme;
+  return one && !several ? &one->plane[0].dtype : NULL;
 }
 
 bool mm_target_format_texts(mm_plan *p, mm_err *err) {
-  mm_json *config = mm_target_format_plain(p->hf, err);
+  mm_json *config = mm_declared_plain(p->hf->config, mm_target_format_type(p), err);
   if (!config) return false;
   const mm_target_format *d = p->target_format;
   if (d) mm_json_set(config, "quantization_config", d->config(p, mm_target_left_out(p), err));

@@ -18,8 +18,8 @@ MM_MUST_USE bool mm_target_format_spell(mm_plan *p, const char *word, mm_err *er
  * module that is not quantised is listed by its full name, which every engine's way of matching (exact, substring, glob, suffix)
  * understands. */
 MM_MUST_USE bool mm_target_format_texts(mm_plan *p, mm_err *err);
-/* The source's config.json without its quantization. Owned. */
-mm_json *mm_target_format_plain(const mm_hf *hf, mm_err *err);
+/* The one type of all linears' weights or codes; NULL: they have several schemes. */
+const mm_dtype *mm_target_format_type(const mm_plan *p);
 /* A matrix of the plan as words of its naming; without its planes. */
 mm_words_matrix mm_target_words_of(const mm_plan *p, uint32_t tensor, uint32_t piece);
 /* Its word; "none" for NULL. */

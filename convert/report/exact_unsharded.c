@@ -44,14 +44,14 @@ static bool another(const mm_pack *p, const char *name, const char *what, mm_err
   return mm_fail(err, MM_INTEGRITY, "E_SOURCE", mm_at(mm_path_of(p->dir, name).text, NULL), "%s", what);
 }
 
-/* A config as JSON without its quantization; free() it. */
-static char *plain_config(const mm_hf *hf, mm_err *err) {
-  mm_json *config = mm_target_format_plain(hf, err);
+/* A config as JSON without its quantization, with the plan's type; free() it. */
+static char *plain_config(const mm_hf *hf, const mm_plan *plan, mm_err *err) {
+  mm_json *config = mm_declared_plain(hf->config, mm_target_format_type(plan), err);
   return config ? mm_json_text(config, false, err) : NULL;
 }
 
 static bool same_config(const mm_plan *plan, const mm_hf *made, const mm_pack *p, mm_err *err) {
-  char *found = plain_config(made, err), *expected = plain_config(plan->hf, err);
+  char *found = plain_config(made, plan, err), *expected = plain_config(plan->hf, plan, err);
   bool ok = found && expected;
   if (ok && strcmp(found, expected) != 0)
     ok = another(p, "config.json", "found other keys or values than this source has, its quantization left out", err);

@@ -301,8 +301,10 @@ static bool group_declared(const mm_hf *hf, const mm_matrix *x, mm_err *err) {
         "found %u groups of %u columns, which may be groups of %u or of %u with a shorter last one, expected one group_size in %s",
         mm_cells(x->cols, g), x->cols, g, other, q->path);
   for (unsigned i = 0; i < q->groups; i++) known = known || q->group[i] == g || (q->group[i] > x->cols && g == x->cols);
-  const mm_hf_tensor *s = x->part[MM_SCALE].tensor;
-  return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, s),
+  if (q->bits && x->weight->dtype == MM_I32 && !(q->bits & mm_code_bits(x)))
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, x->weight), "found codes of %u bits, expected %u as %s says",
+                   mm_code_bits(x), q->bits, q->path);
+  return known || mm_fail(err, MM_BAD_INPUT, "E_Q_SHAPE", mm_hf_at(hf, x->part[MM_SCALE].tensor),
                           "found a scale for every %u columns, expected one for every %u, a group_size of %s", g,
                           (uint32_t)mm_min(q->group[0], x->cols), q->path);
 }

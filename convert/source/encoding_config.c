@@ -80,6 +80,7 @@ static bool read_bits(const mm_declared *d, const mm_json *obj, const char *key,
   if (mm_json_type_of(v) == MM_JSON_NULL) return true;
   if (mm_json_type_of(v) != MM_JSON_INT) return bad(d, key, v, "an integer", err);
   const int64_t n = mm_json_int(v);
+  if (n == 4 || n == 8) d->q->bits |= (unsigned)n;
   return n == 4 || n == 8 || (plain && (n == 16 || n == 32)) ||
          mm_fail(err, MM_UNSUPPORTED, "E_Q_METHOD", mm_at(d->path, NULL), "key \"%s\": found %lld, expected 4 or 8", key, (long long)n);
 }

@@ -11,8 +11,6 @@
 #include "formats/safetensors.h"
 #include "quant/quant.h"
 
-#define MM_CONFIG_MAX (UINT64_C(16) << 20) /* bytes of a config.json */
-
 typedef struct mm_hf_file {
   const char *name; /* base name in the index */
   char *path;
@@ -44,6 +42,7 @@ typedef struct mm_quantization {
   bool block_assumed; /* the block is not declared: it is the only one that fits */
   uint32_t group[4];  /* columns per scale; UINT32_MAX: all of them */
   unsigned groups;    /* 0: nothing is said, or different things for different modules */
+  unsigned bits;      /* widths of words' codes, 4 | 8; 0: nothing is said */
   bool zeros, order;  /* every integer matrix has zero points, a g_idx */
   bool gptq, symmetric;
   const mm_module_groups *differing; /* NULL, or the groups of modules that zeros, order and symmetric depend on */

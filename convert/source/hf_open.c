@@ -306,7 +306,10 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
                      i / 2 ? " in \"text_config\"" : "");
     if (!first) first = q;
   }
-  if (first) return mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_zeros(hf, err);
+  const char *file = join(hf, companion[0].file, err);
+  if (first)
+    return file && mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_zeros(hf, err) &&
+           mm_declared_agrees(first, file, err);
   if (mm_declared_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);
   for (size_t i = 0; i < sizeof companion / sizeof *companion; i++) {

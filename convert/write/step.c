@@ -50,7 +50,7 @@ static bool pack_strip(mm_worker *w, const mm_strip *s, const void *plane[MM_MAX
   if (!mm_moments_round(&w->rounding, &s->pt->moments, &(mm_moment_strip){s->lead, s->piece, s->row, sc}, &args, w->plane, err))
     return false;
   size_t n = (size_t)s->rows * s->x->cols;
-  return sc->code != MM_CODE_PLAIN || mm_decode_finite(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
+  return sc->code != MM_CODE_PLAIN || mm_decode_stored(&w->source, s->x, s->row, w->plane[0], sc->plane[0].dtype, n, err);
 }
 
 /* True if a share lies in the plane as it will lie in the file: whole rows that follow each other. */

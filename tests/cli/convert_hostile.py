@@ -523,13 +523,16 @@ def narrowing():
     with Scratch() as root:
         big.tensors[name] = (dtype, shape, data[:4] + struct.pack("<H", 0x4780) + data[6:])  # 65536
         big.save(root + "/src")
-        refused(root, BAD, "E_NONFINITE", name, args=("--quant", "f16"))
+        says = (name, "found 65536 at row 0, column 2, expected at most 65504, the largest number in F16; expected another --quant")
+        refused(root, UNSUPPORTED, "E_Q_SCALE", *says, args=("--quant", "f16"))
+        refused(root, UNSUPPORTED, "E_Q_SCALE", *says, args=("--quant", "f16", "--allow-nonfinite"))
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--quant", "bf16")
     with Scratch() as root:
         wide = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
         big.tensors[name] = ("F32", shape, wide[:8] + struct.pack("<I", 0x7F7FFFFF) + wide[12:])
         big.save(root + "/src")
-        refused(root, BAD, "E_NONFINITE", name, args=("--quant", "bf16"))
+        refused(root, UNSUPPORTED, "E_Q_SCALE", name, "found 3.40282e+38 at row 0, column 2, expected at most 3.38953e+38", "in BF16",
+                args=("--quant", "bf16"))
 
 
 def streams():

@@ -207,6 +207,69 @@ def static_scales():
     assert notes(source([one])) == [ones]
     assert notes(source([one, other])) == [] and notes(source([other])) == []
     assert notes(source([one]), "--quant", "bf16") == []
+    refused(source(["00000000"]), 3, "E_Q_SCALE", "o_proj.input_scale", "found static scale 0 of activations, as all others")
+    assert notes(source(["00000000"]), "--quant", "bf16") == []
+    some = notes(source([other, "00000000", "00000000"]))
+    assert all("static scales" in n for n in some), some
+
+
+def types():
+    """config.json of --layout hf names the type of the linears, under the keys that it has, where they have one and are not quantised."""
+    def made(config, recipe, fp8, *words):
+        with Scratch() as root:
+            source = copy(cf.small(fp8=fp8), config).save(root + "/src")
+            cf.ok(CONVERT, "-q", source, "-o", root + "/packed", *recipe)
+            for way in ([source, "-o", root + "/hf", *recipe], [root + "/packed", "-o", root + "/again"]):
+                cf.ok(CONVERT, "-q", *way, "--layout", "hf")
+                with open(way[2] + "/config.json") as f:
+                    found = json.load(f)
+                assert (found.get("torch_dtype"), found.get("dtype")) == words, (config, recipe, found)
+                cf.ok("minimax-verify", "-q", way[2], "--source", source)
+    for key, at in (("torch_dtype", 0), ("dtype", 1)):
+        for fp8 in (False, True):
+            for scheme, word in (("f16", "float16"), ("f32", "float32"), ("bf16", "bfloat16")):
+                for before in ("bfloat16", "float32"):
+                    made({key: before}, ("--quant", scheme), fp8, *[word if i == at else None for i in range(2)])
+    made({}, ("--quant", "f16"), False, None, None)
+    made({"dtype": "bfloat16"}, ("--quant", "f16", "--override", "*.o_proj.weight=bf16"), False, None, "bfloat16")
+    made({"torch_dtype": "bfloat16"}, ("--quant", "block_fp8"), False, "bfloat16", None)
+
+
+def two_files():
+    """hf_quant_config.json next to a quantization_config: both mean the same, or the source is refused."""
+    def source(algo, root, own=None):
+        c = copy(cf.small(), own and {"quantization_config": own})
+        c.save(root + "/src")
+        with open(root + "/src/hf_quant_config.json", "w") as f:
+            f.write(algo if algo.startswith("{") else json.dumps({"quantization": {"quant_algo": algo}}))
+        return cf.run(CONVERT, "-q", root + "/src", "-o", root + "/out")
+    modelopt = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    for algo, own in (("NVFP4", None), ("W4A16_AWQ", None), ("FP8", modelopt), ("MIXED_PRECISION", modelopt)):
+        with Scratch() as root:
+            cf.assert_error(source(algo, root, own), "minimax-convert", 3, "E_Q_CONFIG", "hf_quant_config.json",
+                            f'"quant_algo": found "{algo}", expected one that means "{"FP8_PB_WO" if own else "fp8"}", as config.json says')
+    for algo, own in (("FP8_PB_WO", None), ("FP8", None), ("FP8_PB_WO", modelopt), ("{}", None), ('{"quant', None)):
+        with Scratch() as root:
+            done = source(algo, root, own)
+            assert done.returncode == 0, done.stderr
+
+
+def other_width():
+    """Four-bit words under a description of eight bits."""
+    def source(bits):
+        c, t = cf.small(hidden=16, dim=8, inter=16, fp8=False), {}
+        for k, v in c.tensors.items():
+            if ".experts." not in k and "_proj" not in k:
+                t[k] = v
+                continue
+            (rows, cols), stem = v[1], k[:-len("weight")]
+            t[stem + "weight_packed"] = ("I32", [rows, cols // 8], bytes(range(256))[:rows * cols // 2])
+            t[stem + "weight_scale"] = ("BF16", [rows, 1], b"\x80\x3f" * rows)
+            t[stem + "weight_shape"] = ("I64", [2], rows.to_bytes(8, "little") + cols.to_bytes(8, "little"))
+        weights = {"type": "int", "num_bits": bits, "strategy": "channel", "symmetric": True}
+        return copy(c, {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}}, t)
+    assert notes(source(4)) == []
+    refused(source(8), 3, "E_Q_CONFIG", "weight_packed", "found codes of 4 bits, expected 8 as ", "config.json says")
 
 
 def orphans():
@@ -222,4 +285,4 @@ def orphans():
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, two_files, other_width, orphans])

@@ -50,7 +50,7 @@ def model(rng, path, dtype):
 
 def too_large_for(done, scheme):
     """A number beyond the largest of BF16 is refused by name where that is the target."""
-    return scheme == "bf16" and done.returncode == 3 and b"E_NONFINITE" in done.stderr
+    return scheme == "bf16" and done.returncode == 4 and b"E_Q_SCALE" in done.stderr
 
 
 def again(rng, source, root, scheme, search):
