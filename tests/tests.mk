@@ -2,13 +2,14 @@
 # result. `make help` lists the targets and switches of this file, too.
 
 SCRIPT_TESTS = $(shell find tests/model tests/cli tests/interop tests/fault -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort)
-# Nine seconds of CPU time and more under valgrind; the sanitizers see the same code.
+# Nine seconds of CPU time and more under valgrind, or a limit of descriptors that it sets itself; the sanitizers see the same code.
 VALGRIND_SKIP = convert/test_hf quant/test_numbers quant/test_schemes runtime/test_sample runtime/test_sample_rows runtime/test_slots runtime/test_split_scan \
   formats/test_safetensors quant/test_search runtime/test_input runtime/test_cpu_rows runtime/test_cpu_steps runtime/test_engine runtime/test_processes runtime/test_schedules runtime/test_tokenizer runtime/test_scheduler runtime/test_reuse runtime/test_ahead runtime/test_drafts \
   runtime/test_dispatch runtime/test_reply loader/test_verify loader/test_archive loader/test_reader convert/test_pattern convert/test_step formats/test_json quant/test_activation \
   runtime/test_tokenizer_image loader/test_landing formats/test_frame runtime/test_constraint runtime/test_ops runtime/test_chat_m3 quant/test_feedback quant/test_coupling runtime/test_gradient \
   runtime/test_dflash convert/test_encoding runtime/test_engine_memory convert/test_resume formats/test_pool formats/test_pack_ranks loader/test_random_weights \
-  runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload runtime/test_transfer runtime/test_slow_disk
+  runtime/test_grammar runtime/test_hostile_schemas runtime/test_pages runtime/test_offload runtime/test_transfer runtime/test_slow_disk \
+  runtime/test_descriptors
 VALGRIND_UNIT = $(filter-out $(VALGRIND_SKIP:%=tests/unit/%.c),$(UNIT_SRC))
 # Relative where the folder has a name with spaces, which no target may have.
 export VENV ?= $(if $(filter 1,$(words $(CURDIR))),$(CURDIR)/)build/venv

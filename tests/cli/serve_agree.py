@@ -13,7 +13,7 @@ import time
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import TMP, Server, convert, with_m3_tokens  # noqa: E402
 
-ROUNDS = int(os.environ.get("ROUNDS", "25"))
+ROUNDS = int(os.environ.get("ROUNDS", "12"))
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASK = [{"role": "user", "content": "In the beginning"}]
 BASE = {CHAT: {"messages": ASK, "max_tokens": 2}, RESPONSES: {"input": "In the beginning", "max_output_tokens": 2}, MESSAGES: {"messages": ASK, "max_tokens": 2}}
