@@ -1,9 +1,11 @@
 /* Reading what a quantization's description says of weights and inputs beyond their encoding. */
 #include "convert/model/declared.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #define BIT(n) (uint8_t)(1u << (n))
 
@@ -57,7 +59,9 @@ static const struct {
                {"gptq gptq_v2", "W4A16_GPTQ W8A16_GPTQ W4A16 W8A16"}};
 
 bool mm_declared_agrees(const mm_json *own, const char *path, mm_err *err) {
-  mm_json *file = mm_json_load(path, MM_CONFIG_MAX, MM_IGNORED);
+  if (access(path, F_OK) != 0 && errno == ENOENT) return true;
+  mm_json *file = mm_json_load(path, MM_CONFIG_MAX, err);
+  if (!file) return false;
   const mm_json *inner = mm_json_get(file, "quantization");
   const char *method = mm_declared_word(own, "quant_method"), *algo = mm_declared_word(own, "quant_algo");
   const char *found = mm_declared_word(mm_json_type_of(inner) == MM_JSON_OBJ ? inner : file, "quant_algo");

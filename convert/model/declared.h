@@ -20,8 +20,8 @@ bool mm_declared_mlx(const mm_json *j);
  * it. Owned. */
 mm_json *mm_declared_plain(const mm_json *config, const mm_dtype *type, mm_err *err);
 
-/* Fails with MM_BAD_INPUT E_Q_CONFIG if ModelOpt's file at `path` (absent or unreadable: nothing) says another quantization than
- * config.json, whose description is `own`. Engines read either. */
+/* Fails with MM_BAD_INPUT E_Q_CONFIG if ModelOpt's file at `path` (absent: nothing) says another quantization than
+ * config.json, whose description is `own`; with what mm_json_load fails with where it cannot be read. Engines read either. */
 MM_MUST_USE bool mm_declared_agrees(const mm_json *own, const char *path, mm_err *err);
 
 /* MM_UNSUPPORTED E_Q_TRANSFORM if the description of a file says that the weights were rotated. */

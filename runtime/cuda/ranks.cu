@@ -14,7 +14,7 @@
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr int kSharedQueues = 8; /* of a device, without CUDA_DEVICE_MAX_CONNECTIONS: kernels of one queue run one after the other */
+constexpr int kSharedQueues = 8; /* CUDA's default; kernels that share a hardware queue run one after the other */
 constexpr double kLimit_s = 4;   /* for which kernels wait for another rank */
 /* Blocks of a kernel of up to 384 threads, and of up to 768, that wait for other ranks; rows of few numbers, a block each. */
 constexpr uint32_t kWaitingBlocks = 96, kWideBlocks = 48, kNarrowRows = 128;

@@ -248,10 +248,12 @@ def two_files():
         with Scratch() as root:
             cf.assert_error(source(algo, root, own), "minimax-convert", 3, "E_Q_CONFIG", "hf_quant_config.json",
                             f'"quant_algo": found "{algo}", expected one that means "{"FP8_PB_WO" if own else "fp8"}", as config.json says')
-    for algo, own in (("FP8_PB_WO", None), ("FP8", None), ("FP8_PB_WO", modelopt), ("{}", None), ('{"quant', None)):
+    for algo, own in (("FP8_PB_WO", None), ("FP8", None), ("FP8_PB_WO", modelopt), ("{}", None)):
         with Scratch() as root:
             done = source(algo, root, own)
             assert done.returncode == 0, done.stderr
+    with Scratch() as root:
+        cf.assert_error(source('{"quant', root), "minimax-convert", 3, "E_JSON", "hf_quant_config.json")
 
 
 def other_width():
