@@ -73,8 +73,8 @@ $(patsubst %,$(BUILD)/%/%.o,convert runtime/serve runtime/bench runtime/chat run
   $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(LONG_TESTS),$(wildcard tests/unit/runtime/*.c))): private CFLAGS += -O0
 # The counters that guide libFuzzer take much of the time of loops over numbers. fuzz_packed, which reaches quant and runtime/cpu, has those of all else.
 $(patsubst %,$(BUILD)/%.o,quant/% runtime/cpu/% runtime/engine/sample tests/unit/%): private CFLAGS += $(if $(FUZZ),-fno-sanitize=fuzzer-no-link)
-# Frames that outlive their calls cost the inner loops of products much time; these give no address of a frame away.
-$(BUILD)/runtime/cpu/cpu_rows_%.o: private CFLAGS += $(if $(findstring clang,$(CC)),-fsanitize-address-use-after-return=never)
+# Frames that outlive their calls cost the inner loops of products and of schemas' values much time; these give no address of a frame away.
+$(BUILD)/runtime/cpu/cpu_rows_%.o $(BUILD)/runtime/constrain/schema_made.o: private CFLAGS += $(if $(findstring clang,$(CC)),-fsanitize-address-use-after-return=never)
 # gcc 12 aligns its frames for use after return to 32 bytes, and vectors of 64 lie in them.
 $(BUILD)/runtime/cpu/cpu_rows_avx512.o $(BUILD)/runtime/cpu/cpu_rows_vbmi.o $(BUILD)/runtime/cpu/cpu_rows_bf16.o $(BUILD)/runtime/cpu/cpu_rows_vnni.o: private CFLAGS += $(if $(findstring clang,$(CC)),,--param asan-use-after-return=0)
 else ifeq ($(SAN),thread)

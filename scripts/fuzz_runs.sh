@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs inputs until FUZZ_LOG (tests/fuzz/RUNS.md) counts FUZZ_RUNS of every fuzz target, or FUZZ_LIMIT seconds are over: scripts/fuzz_runs.sh
 # BUILD [TARGET…]. What was run is added to the log every minute, so that runs add up. As many targets at once as there are CPUs (FUZZ_JOBS).
-# Of each minute an eighth goes to the program that watches comparisons (BUILD/san) with inputs of up to 16 KiB, the rest to the one that
-# does not (BUILD/soak-fuzz), twice as fast, with inputs of up to 1.5 KiB chosen evenly, not by rarity; they share a corpus. Prints the
+# Of each minute an eighth goes to the program that watches comparisons (BUILD/soak-fuzz) with inputs of up to 16 KiB, the rest to the one that
+# does not (BUILD/san), twice as fast, with inputs of up to 1.5 KiB chosen evenly, not by rarity; they share a corpus. Prints the
 # sums; exit status 1 after a finding, or when too few ran.
 set -u
 build=$1 log=${FUZZ_LOG:-tests/fuzz/RUNS.md}
@@ -21,8 +21,8 @@ sum() { awk -F '|' -v t=" $1 " '$4 == t { n += $5 } END { printf "%d", n }' "$lo
 slice() {
   begin=$(date +%s) found=0
   {
-    scripts/fuzz.sh "$build/san" "fuzz_$1" 7 &&
-      ASAN_OPTIONS=quarantine_size_mb=1 scripts/fuzz.sh "$build/soak-fuzz" "fuzz_$1" 52 -max_len=1536 -entropic=0
+    scripts/fuzz.sh "$build/soak-fuzz" "fuzz_$1" 7 &&
+      ASAN_OPTIONS=quarantine_size_mb=1 scripts/fuzz.sh "$build/san" "fuzz_$1" 52 -max_len=1536 -entropic=0
   } >"$build/$1.out" 2>&1 || found=1
   inputs=$(awk '/^inputs run without/ || /^stat::number_of_executed_units/ { n += $NF } END { printf "%d", n }' "$build/$1.out")
   echo "$inputs $(($(date +%s) - begin)) $found" >"$build/$1.slice"

@@ -34,7 +34,7 @@ SWAPS = [
     (r"!(?=[a-z(])", ""),
 ]
 COVERAGE = ["BUILD=build/cov", "CFLAGS=-std=c11 -O1 -g -fPIE --coverage -fprofile-update=atomic", "LDFLAGS=-pie --coverage"]
-SANITIZED = ["CC=clang", "SAN=1", "FUZZ=1", "CUDA=0", "BUILD=build/san"]
+SANITIZED = ["CC=clang", "SAN=1", "FUZZ=fast", "CUDA=0", "BUILD=build/san"]
 SLOWEST = 60  # seconds with coverage: a slower test of make check is left out
 
 
