@@ -5,9 +5,9 @@
 
 #include "convert/decode/follow.h"
 #include "convert/report/exact.h"
-#include "convert/report/mpi.h"
 #include "convert/report/notes.h"
 #include "convert/report/report.h"
+#include "formats/mpi.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
 #include "runtime/chat/chat_format.h"

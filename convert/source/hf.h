@@ -122,6 +122,8 @@ const char *mm_hf_description(size_t i);
 /* Puts tensors in order of their canonical names. The second of two of one name (the first is before it); NULL: there are none. */
 const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
+/* Whether there is one, and the count of its numbers, 0 for one beyond 64 bits. */
+bool mm_hf_numbers(const void *hf, const char *canonical, uint64_t *count);
 /* Its file and its name there, for a failure. */
 /* What the header of file number `file` says of a tensor, t where the index lists it, else NULL: MM_BAD_INPUT if it is not of that file. */
 MM_MUST_USE bool mm_hf_listed(const mm_hf *hf, const mm_hf_tensor *t, uint32_t file, const mm_st_tensor *s, mm_err *err);

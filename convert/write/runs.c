@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "convert/plan/companion_names.h"
+#include "convert/decode/companion_names.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/write/writer.h"
 #include "formats/system/file.h"

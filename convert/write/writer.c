@@ -7,54 +7,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/decode/companion_names.h"
 #include "convert/decode/follow.h"
-#include "convert/plan/companion_names.h"
 #include "convert/plan/finished.h"
 #include "convert/plan/layout_hf.h"
 #include "formats/system/file.h"
 #include "loader/verify.h"
 
-/* A file that an unsharded checkpoint of ours may hold. */
-static bool in_unsharded(const void *ctx, const char *name) {
-  (void)ctx;
-  return mm_companions_has(name) || mm_unsharded_has(name);
-}
-
 static bool usage(mm_err *err, const char *path, const char *what) {
   return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
-}
-
-/* A file that an archive of this checkpoint holds, be it damaged. */
-static bool in_archive(const void *ctx, const char *name) {
-  const mm_pack *p = ctx;
-  size_t n = strlen(name), end = strlen(".zst");
-  bool known =
-      strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0 || mm_pack_find_file(p, name);
-  for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
-    for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
-      const char *file = p->rank[r].part[i].file;
-      known = n == strlen(file) + end && strncmp(name, file, n - end) == 0 && strcmp(name + n - end, ".zst") == 0;
-    }
-  return known;
-}
-
-/* True if the directory is an output of this program, in either layout: *plan is its plan, *archived is true for an archive, *extra names
- * the first file that is not of the output. */
-static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
-  mm_pack pack = {0};
-  mm_err reason = {0};
-  *archived = !mm_archive_refuse(path, MM_IGNORED);
-  const bool packed = access(mm_path_of(path, MM_MANIFEST).text, F_OK) == 0;
-  const bool ours = packed ? mm_pack_open(&pack, path, &reason) : mm_unsharded_plan(path, plan, err);
-  if (reason.status == MM_LIMIT || reason.status == MM_IO) *err = reason;
-  if (ours && packed && !*archived)
-    mm_either_way(mm_verify_listing(&pack, extra));
-  else if (ours)
-    mm_either_way(mm_nothing_else(path, packed ? in_archive : in_unsharded, &pack, extra));
-  if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
-  if (packed) *plan = pack.plan;
-  mm_pack_close(&pack);
-  return ours;
 }
 
 /* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
@@ -91,7 +52,7 @@ static bool check_target(mm_writer *w, mm_err *err) {
   mm_digest old, mine = w->plan->pack.plan;
   if (w->o.followed && w->o.leftover == MM_LEFTOVER_RESUME && !mm_followed_published(w, &mine, err)) return false;
   mm_err extra = {0};
-  bool archived, ours = is_ours(target, &old, &archived, &extra, err);
+  bool archived, ours = mm_finished_ours(target, &old, &archived, &extra, err);
   if (err->status != MM_OK) return false;
   bool same = ours && mm_digest_equal(&old, &mine) && archived == (w->o.level > 0);
   if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
@@ -133,7 +94,7 @@ bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err
   if (w->complete) return w->o.shards > 1 || mm_runs_remove_done(w, err);
   w->journal.level = o->level;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && mm_companions_check(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
+  return w->skip && mm_writer_companions(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
          mm_runs_begin(w, err) && check_space(w, err) && mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) &&
          (o->level == 0 || mm_writer_archive_open(w, err));
 }

@@ -87,8 +87,8 @@ MM_MUST_USE bool mm_writer_end_part(mm_writer *w, mm_err *err);
 MM_MUST_USE bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
 /* --- companion files of the weights --- */
-/* Refuses at the start what could not be copied at the end. */
-MM_MUST_USE bool mm_companions_check(mm_writer *w, mm_err *err);
+/* Refuses at the start what could not be copied at the end, and adds up its bytes. */
+MM_MUST_USE bool mm_writer_companions(mm_writer *w, mm_err *err);
 /* Copies and writes them, and lists them in w->plan->pack.file; the unsharded layout's digests come last. */
 MM_MUST_USE bool mm_companions_write(mm_writer *w, mm_err *err);
 
