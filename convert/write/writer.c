@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,12 +31,9 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   return false;
 }
 
-/* Names the output and records what has that name now, before it is judged: what appears later is then known to be somebody else's. */
-static bool look_at_target(mm_writer *w, mm_err *err) {
+static bool name_target(mm_writer *w, mm_err *err) {
   mm_staging *s = &w->stage;
-  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
-      !mm_staging_look(s, err))
-    return false;
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err)) return false;
   w->staging = s->path;
   w->staging_name = s->name;
   w->parent = s->parent;
@@ -44,10 +42,10 @@ static bool look_at_target(mm_writer *w, mm_err *err) {
   return w->journal_name;
 }
 
-/* The target must not be anything that could be lost, nor overlap the source. */
-static bool check_target(mm_writer *w, mm_err *err) {
+/* Called with what has the target's name recorded before it is judged: what appears later is then known to be somebody else's. It must not
+ * be anything that could be lost. compare: also a finished output of this plan with what it should be. */
+static bool check_target(mm_writer *w, bool compare, mm_err *err) {
   const char *target = w->o.target;
-  if (!look_at_target(w, err)) return false;
   if (w->stage.found != MM_TARGET_FULL) return true;
   mm_digest old, mine = w->plan->pack.plan;
   if (w->o.followed && w->o.leftover == MM_LEFTOVER_RESUME && !mm_followed_published(w, &mine, err)) return false;
@@ -55,10 +53,12 @@ static bool check_target(mm_writer *w, mm_err *err) {
   bool archived, ours = mm_finished_ours(target, &old, &archived, &extra, err);
   if (err->status != MM_OK) return false;
   bool same = ours && mm_digest_equal(&old, &mine) && archived == (w->o.level > 0);
-  if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
+  const bool resume = w->o.leftover == MM_LEFTOVER_RESUME;
+  if (same && resume && !compare) return true;
+  if (same && resume && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty, expected a converted checkpoint or none");
-  if (!w->o.force && w->o.leftover == MM_LEFTOVER_RESUME) return mm_finished_other(w->plan, target, err);
+  if (!w->o.force && resume) return mm_finished_other(w->plan, target, err);
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
   return extra.status == MM_OK ||
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more in it, expected a converted checkpoint alone: %s", extra.text);
@@ -87,12 +87,30 @@ static bool check_space(mm_writer *w, mm_err *err) {
   return mm_staging_capacity(&w->stage, (whole > have ? whole - have : 0) + w->companion_bytes, err);
 }
 
+static mm_writer opened(mm_plan *p, const mm_writer_options *o) {
+  return (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1, .level = o->level}};
+}
+
+bool mm_writer_check(mm_plan *p, const mm_writer_options *o, mm_err *err) {
+  mm_writer w = opened(p, o);
+  if (!mm_companions_check(p->hf, NULL, err)) return false;
+  if (!o->target) return true;
+  bool ok = name_target(&w, err) && mm_staging_look(&w.stage, err) && check_target(&w, false, err) && mm_runs_usable(&w, err);
+  if (ok) w.stage.dir = openat(w.parent, w.staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (p->draft.bytes && o->leftover == MM_LEFTOVER_RESUME) w.o.leftover = MM_LEFTOVER_RESTART; /* its digest is not known */
+  ok = ok && mm_runs_check(&w, err) && mm_may_rename(w.parent, w.stage.found == MM_TARGET_ABSENT ? NULL : w.stage.new_name, o->target, err);
+  mm_staging_close(&w.stage);
+  mm_arena_close(&w.arena);
+  return ok;
+}
+
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
-  *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
+  *w = opened(p, o);
   pthread_mutex_init(&w->lock, NULL);
-  if (!check_target(w, err)) return false;
+  if (!name_target(w, err) || !mm_staging_recover(&w->stage, err) || !mm_staging_look(&w->stage, err) || !check_target(w, true, err))
+    return false;
   if (w->complete) return w->o.shards > 1 || mm_runs_remove_done(w, err);
-  w->journal.level = o->level;
+  if (!mm_runs_usable(w, err)) return false;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
   return w->skip && mm_writer_companions(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
          mm_runs_begin(w, err) && check_space(w, err) && mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) &&
