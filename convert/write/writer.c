@@ -31,9 +31,16 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   return false;
 }
 
+static bool outside_draft(const mm_writer *w, mm_err *err) {
+  const char *dir = w->o.draft ? w->o.draft->dir : NULL;
+  const int inside = dir ? mm_lies_in(w->stage.parent, dir) : 0;
+  if (inside < 0) return mm_fail_errno(err, mm_at(dir, NULL), "look at the directories above", errno);
+  return inside == 0 || usage(err, w->o.target, "found an output that lies in the draft, expected one elsewhere");
+}
+
 static bool name_target(mm_writer *w, mm_err *err) {
   mm_staging *s = &w->stage;
-  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err)) return false;
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err) || !outside_draft(w, err)) return false;
   w->staging = s->path;
   w->staging_name = s->name;
   w->parent = s->parent;

@@ -112,6 +112,14 @@ def packed(tmp, draft, tensors):
     assert run("verify", out, "-q")[0] == 0
     status, said = run("convert", "tests/data/tiny-m2", "-o", draft + "/x", "--draft", draft, "-q")
     assert status == 2 and "E_OUTPUT" in said and "inside a checkpoint" in said and not os.path.exists(draft + "/x"), (status, said)
+    os.makedirs(draft + "/sub/deeper")
+    os.symlink(draft + "/sub", tmp + "/sub")
+    for inside in (draft + "/sub/x", draft + "/sub/deeper/x", tmp + "/sub/x"):
+        for way in ([], ["--dry-run"]):
+            status, said = run("convert", "tests/data/tiny-m2", "-o", inside, "--draft", draft, "-q", *way)
+            assert status == 2 and "E_OUTPUT" in said and "lies in the draft" in said and not os.path.exists(inside), (status, said)
+    os.remove(tmp + "/sub")
+    os.removedirs(draft + "/sub/deeper")
     found = stored(out + "/draft.safetensors")
     assert len(found) == 3 + 8 * LAYERS and found["fc.weight"] == ([H, 2 * H], tensors["fc.weight"][1])
     for at in range(LAYERS):
