@@ -49,6 +49,8 @@ typedef struct mm_quantization {
   uint32_t zero_less;                /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
   bool less_assumed;                 /* no key says which of the two */
   mm_declared_inputs inputs;
+  unsigned kinds, scales; /* mm_declared_kinds of weights, mm_declared_scales of inputs */
+  bool e5m2;              /* FP8 codes are declared to be E5M2 */
 } mm_quantization;
 
 typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
