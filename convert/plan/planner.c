@@ -152,6 +152,8 @@ static bool same_inputs(const mm_plan_tensor *a, const mm_plan_tensor *b) { retu
 
 static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
+  if (b->o->act_scales && !(pt > b->p->tensor && same_inputs(pt - 1, pt)))
+    mm_act_scales_mark(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts);
   if (!mm_act_formats[pt->scheme->act].fixed || b->o->packed) return true;
   if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
   c->scaled++;

@@ -222,6 +222,26 @@ def static_scales():
     assert all("static scales" in n for n in some), some
 
 
+def act_scales():
+    """Names and numbers in JSON were chosen one by one: each is of a tensor of the model, of whatever scheme."""
+    c = cf.small()
+    right = {LAYER + "self_attn.qkv_proj.weight.amax": 3, ATTN + "o_proj.input_scale": 0.5, MOE + "experts.w13_weight.amax": 4, MOE + "experts.w2_weight.amax": 5}
+    more = {MOE + "experts.2.w1.activation_scale": 4, ATTN + "k_proj.weight.amax": 3, "lm_head.weight.amax": 1}
+    for layout in ("packed", "hf"):
+        for wrong, status in ((None, 0), ("lm_head.amax", 3), (ATTN + "x_proj.input_scale", 3), ("model.layers.1.self_attn.o_proj.input_scale", 3),
+                              (MOE + "experts.3.w1.input_scale", 3), ("blk.0.ffn.weight.amax", 3)):
+            with Scratch() as root:
+                c.save(root + "/src")
+                with open(root + "/scales.json", "w") as f:
+                    json.dump(right | more | ({wrong: 1} if wrong else {}), f)
+                for way in (["-o", root + "/out"], ["--dry-run"]):
+                    done = cf.run(CONVERT, "-q", root + "/src", *way, "--layout", layout, "--quant", "tensor_wise_fp8", "--act-scales", root + "/scales.json")
+                    if wrong:
+                        cf.assert_error(done, "minimax-convert", status, "E_ACT_SCALES", wrong)
+                    else:
+                        assert done.returncode == 0, done
+
+
 def types():
     """config.json of --layout hf names the type of the linears, under the keys that it has, where they have one and are not quantised."""
     def made(config, recipe, fp8, *words):
@@ -363,4 +383,4 @@ def orphans():
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, two_files, other_width, descriptions, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, act_scales, types, two_files, other_width, descriptions, orphans])
