@@ -214,3 +214,12 @@ bool mm_finished_ours(const char *path, mm_digest *plan, bool *archived, mm_err 
   mm_pack_close(&pack);
   return ours;
 }
+
+bool mm_finished_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
+  size_t n;
+  char *text = mm_file_slurp(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, &n, err);
+  if (!text) return false;
+  *out = mm_sha256(text, n);
+  free(text);
+  return true;
+}

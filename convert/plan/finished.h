@@ -20,4 +20,7 @@ bool mm_finished_has_text(const mm_pack *is, const mm_plan_text *t);
  * the first file that is not of the output. */
 bool mm_finished_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err);
 
+/* The digest of its manifest, or of what the layout has in its place. */
+MM_MUST_USE bool mm_finished_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err);
+
 #endif

@@ -71,25 +71,22 @@ static bool check_target(mm_writer *w, bool compare, mm_err *err) {
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more in it, expected a converted checkpoint alone: %s", extra.text);
 }
 
-/* Bytes of the files of the largest part that no archive of an interrupted run has. */
-static uint64_t largest_part(const mm_writer *w) {
-  const mm_plan *p = w->plan;
-  uint64_t most = 0;
-  for (uint32_t i = 0; i < p->part_count; i++) {
-    uint64_t n = 0;
-    for (uint32_t r = 0; r < p->pack.tp; r++)
-      if (mm_plan_wants(p, i, r) && faccessat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(p, i, r)->file), F_OK, 0) != 0)
-        n += p->part[i].file[r].size;
-    most = mm_max(most, n);
-  }
-  return most;
+/* Bytes of the files of a part that no archive of an interrupted run has. */
+static uint64_t part_bytes(const mm_writer *w, uint32_t part) {
+  uint64_t n = 0;
+  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
+    if (mm_plan_wants(w->plan, part, r) &&
+        faccessat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(w->plan, part, r)->file), F_OK, 0) != 0)
+      n += w->plan->part[part].file[r].size;
+  return n;
 }
 
 /* Refuses an output that cannot fit, with its draft and companions. The size of an archive is not known before it is made, and a source may
  * be freed meanwhile: only one part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
   const bool alone = w->o.level > 0 || mm_follow_frees(w->plan->hf);
-  uint64_t have = 0, whole = alone ? largest_part(w) : w->plan->output_bytes + w->plan->draft.bytes;
+  uint64_t have = 0, whole = alone ? 0 : w->plan->output_bytes + w->plan->draft.bytes;
+  for (uint32_t i = 0; alone && i < w->plan->part_count; i++) whole = mm_max(whole, part_bytes(w, i));
   if (!mm_runs_staged(w, &have, err)) return false;
   return mm_staging_capacity(&w->stage, (whole > have ? whole - have : 0) + w->companion_bytes, err);
 }
@@ -145,11 +142,21 @@ void mm_writer_close(mm_writer *w, bool keep) {
   mm_arena_close(&w->arena);
 }
 
+/* Refuses to make a part again whose archive turned out damaged where its plain files do not fit; the archive makes room for them. */
+static bool has_room_again(mm_writer *w, uint32_t part, mm_err *err) {
+  uint64_t have = 0;
+  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
+    if (mm_plan_wants(w->plan, part, r)) unlinkat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(w->plan, part, r)->file), 0);
+  const uint64_t whole = part_bytes(w, part);
+  return mm_runs_staged(w, &have, err) && mm_staging_capacity(&w->stage, whole > have ? whole - have : 0, err);
+}
+
 bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err) {
   bool resumed = w->journal.step_count + w->journal.block_count > 0;
   *finished = false;
   if (resumed && w->o.level > 0 && !mm_writer_trust_archived(w, part, finished, err)) return false;
   if (*finished) return mm_writer_remove_plain(w, part, err);
+  if (resumed && w->o.level > 0 && !has_room_again(w, part, err)) return false;
   bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
   bool ok = kept && mm_blocks_begin(&w->blocks, part, resumed, kept, err) && (!resumed || mm_writer_trust(w, kept, err));
   free(kept);
