@@ -143,7 +143,7 @@ void mm_writer_close(mm_writer *w, bool keep) {
 }
 
 /* Refuses to make a part again whose archive turned out damaged where its plain files do not fit; the archive makes room for them. */
-static bool has_room_again(mm_writer *w, uint32_t part, mm_err *err) {
+static bool fits_again(mm_writer *w, uint32_t part, mm_err *err) {
   uint64_t have = 0;
   for (uint32_t r = 0; r < w->plan->pack.tp; r++)
     if (mm_plan_wants(w->plan, part, r)) unlinkat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(w->plan, part, r)->file), 0);
@@ -156,7 +156,7 @@ bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *e
   *finished = false;
   if (resumed && w->o.level > 0 && !mm_writer_trust_archived(w, part, finished, err)) return false;
   if (*finished) return mm_writer_remove_plain(w, part, err);
-  if (resumed && w->o.level > 0 && !has_room_again(w, part, err)) return false;
+  if (resumed && w->o.level > 0 && !fits_again(w, part, err)) return false;
   bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
   bool ok = kept && mm_blocks_begin(&w->blocks, part, resumed, kept, err) && (!resumed || mm_writer_trust(w, kept, err));
   free(kept);
