@@ -5,9 +5,9 @@
 
 #include "convert/decode/follow.h"
 #include "convert/report/exact.h"
-#include "convert/report/mpi.h"
 #include "convert/report/notes.h"
 #include "convert/report/report.h"
+#include "formats/mpi.h"
 #include "formats/option.h"
 #include "formats/system/pool.h"
 #include "runtime/chat/chat_format.h"
@@ -21,10 +21,10 @@
 static mm_convert_progress progress;
 static bool ready; /* this process met the others before its first block, or behind the plan that --dry-run prints */
 
-/* The first signal stops in a resumable state (status 75), a second one at once. */
+/* The first signal stops in a resumable state (status 75), a second one at once; a terminal that closes may send its own twice. */
 static void on_signal(int n) {
   atomic_store(&progress.stop, true);
-  signal(n, SIG_DFL);
+  signal(n, n == SIGHUP ? SIG_IGN : SIG_DFL);
 }
 
 static bool is_stopped(void) { return atomic_load(&progress.stop); }
@@ -303,11 +303,6 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                           const struct mm_followed *followed, mm_events *events, mm_err *err) {
   const bool first = a->process == 0;
   plan->gives = gives;
-  if (a->dry_run) {
-    ready = true;
-    return mm_mpi_all(!first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err), err);
-  }
-  if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   mm_writer_options o = {.target = a->output,
                          .force = a->force,
                          .leftover = a->resume    ? MM_LEFTOVER_RESUME
@@ -322,6 +317,13 @@ static bool convert_draft(const mm_convert_args *a, mm_plan *plan, const mm_draf
                          .baked = MM_TOKENIZER_IMAGE,
                          .draft = draft,
                          .followed = a->follow.on ? followed : NULL};
+  if (a->dry_run) {
+    const bool ok = mm_writer_check(plan, &o, err);
+    ready = true;
+    return mm_mpi_all(ok && (!first || mm_report_plan(stdout, plan, verdict, a->json ? MM_REPORT_JSON : MM_REPORT_TEXT, a->list, err)),
+                      err);
+  }
+  if (!a->quiet && first && !mm_report_plan(stderr, plan, verdict, MM_REPORT_TEXT, a->list, err)) return false;
   return convert_with(a, plan, verdict, events, o, err);
 }
 
@@ -364,7 +366,7 @@ static bool convert_watched(const mm_convert_args *a, mm_plan *plan, const mm_ve
   static const mm_output_mark mark[] = MM_EVENTS_MARKS;
   const mm_output_place place = {
       .path = a->events, .input = input, .inputs = inputs, MM_OUTPUT_MARKS(mark), .stream = true, .stopped = is_stopped};
-  if (!a->dry_run && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
+  if (a->output && !mm_output_dir_check(a->output, input + 1, inputs - 1, err)) return false;
   if (watched && !events_elsewhere(a, err)) return false;
   mm_events *events = watched ? mm_events_open(&place, err) : NULL;
   if (watched && !events) return false;
@@ -433,8 +435,8 @@ static bool run_all(void *args, mm_err *err) {
   const char *const paths[] = {a->source, a->output, a->recipe.file, a->importance, a->act_scales, a->draft.dir, a->load};
   if (!mm_mpi_same_paths(paths, sizeof paths / sizeof *paths, err)) return false;
   struct sigaction action = {.sa_handler = on_signal};
-  sigaction(SIGINT, &action, NULL);
-  sigaction(SIGTERM, &action, NULL);
+  sigaction(SIGINT, &action, NULL), sigaction(SIGTERM, &action, NULL);
+  if (!mm_program_hangup_ignored()) sigaction(SIGHUP, &action, NULL);
   mm_hf hf = {0};
   mm_plan plan = {0};
   mm_planning planning = {0};

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "convert/plan/companion_names.h"
+#include "convert/decode/companion_names.h"
 #include "convert/source/hf.h"
 #include "formats/option.h"
 #include "formats/safetensors.h"

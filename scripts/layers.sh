@@ -45,7 +45,7 @@ BEGIN {
   home["event2"] = "^runtime/serve/http\\.c$"
   home["pcre2"] = "^(convert/model/pattern|runtime/text/tokenizer)\\.c$"
   home["cuda|cub|nccl"] = "^runtime/cuda/"
-  home["mpi"] = "^(convert/report/mpi|runtime/engine/processes)\\.c$"
+  home["mpi"] = "^(formats/mpi|runtime/engine/processes)\\.c$"
 }
 FNR == 1 && !layer_of(FILENAME) { complain("is in no layer (formats, quant, loader, convert, runtime)") }
 FNR == 1 && layer_of(FILENAME) && layer_of(FILENAME) < 5 && !(folder_of(FILENAME) in room) { complain("is in no folder of the table in scripts/layers.sh") }

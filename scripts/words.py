@@ -27,7 +27,7 @@ for _folder in ("runtime/schedule/", "runtime/cuda/sampling/"):
     FOLDERS[_folder] = FOLDERS["runtime/engine/"]
 # (file, word or name): why it stands there.
 EXCEPTIONS = {
-    ("convert/report/mpi.c", "MPI_COMM_WORLD"): "a name of MPI",
+    ("formats/mpi.c", "MPI_COMM_WORLD"): "a name of MPI",
     ("runtime/engine/processes.c", "MPI_COMM_WORLD"): "a name of MPI",
     ("runtime/engine/engine_options.h", "choices"): "values of an option, as mm_option calls them",
     ("runtime/cuda/backend.h", "mm_backend"): "ops.h declares it; each backend defines its own, and no file includes both",

@@ -41,7 +41,7 @@ static bool add(mm_act_scales *s, size_t *cap, const char *name, uint32_t index,
   if (!MM_GROW(s->number, cap, s->count + 1, err)) return false;
   const char *own = index ? s->number[s->count - 1].name : mm_arena_strndup(&s->arena, name, strlen(name), err);
   if (!own) return false;
-  s->number[s->count++] = (mm_act_number){own, index, v};
+  s->number[s->count++] = (mm_act_number){own, index, v, false};
   return true;
 }
 
@@ -74,6 +74,7 @@ static bool read_json(mm_act_scales *s, const uint8_t *data, uint64_t size, mm_e
                    (unsigned long long)size, (unsigned long long)JSON_MOST);
   mm_json *j = mm_json_parse((const char *)data, (size_t)size, s->path, err);
   size_t cap = 0;
+  s->listed = true;
   bool ok = j;
   void *iter = NULL;
   const char *name;
@@ -150,11 +151,21 @@ bool mm_act_scales_of_model(const mm_act_scales *s, const mm_model *m, mm_err *e
   for (size_t i = 0; i < s->count; i++) {
     const char *name = s->number[i].name;
     const bool layer = mm_name_past_layers(name, m), expert = mm_name_past_experts(name, m);
-    if (layer ? mm_ends_with(name, ".amax") : expert)
+    if (layer ? s->listed || mm_ends_with(name, ".amax") : expert)
       return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name),
                      "found a scale of another model, expected %u layers of %u experts", m->layers, m->experts);
+    if (s->listed && !s->number[i].known)
+      return mm_fail(err, MM_BAD_INPUT, "E_ACT_SCALES", mm_at(s->path, name), "found the name of no tensor of this model, expected one");
   }
   return true;
+}
+
+/* The name of a weight's number of this kind. */
+static void name_of(char out[320], const char *weight, int i) {
+  if (kind[i].whole)
+    snprintf(out, 320, "%s%s", weight, kind[i].end);
+  else
+    snprintf(out, 320, "%.*s%s", (int)(strlen(weight) - strlen("weight")), weight, kind[i].end);
 }
 
 /* Refuses two kinds of numbers of one weight of which one is another by more than rounding makes it. */
@@ -169,17 +180,13 @@ static bool agree(const mm_act_scales *s, const char *name, float v, const char 
  * left out. */
 static bool look(const mm_act_scales *s, const char *weight, const mm_act_format *f, uint32_t leads, unsigned pieces, float *most,
                  uint32_t *found, mm_err *err) {
-  size_t stem = strlen(weight) - strlen("weight");
   char first[320] = "";
   float was = 0;
   for (int i = 0; i < KINDS; i++) {
     char name[320];
     uint32_t count = 0;
     float own = 0;
-    if (kind[i].whole)
-      snprintf(name, sizeof name, "%s%s", weight, kind[i].end);
-    else
-      snprintf(name, sizeof name, "%.*s%s", (int)stem, weight, kind[i].end);
+    name_of(name, weight, i);
     const mm_act_number *n = bsearch(name, s->number, s->count, sizeof *n, by_key);
     for (; n && n < s->number + s->count && strcmp(n->name, name) == 0; n++, count++) {
       float v = (float)n->value;
@@ -195,6 +202,23 @@ static bool look(const mm_act_scales *s, const char *weight, const mm_act_format
     *most = fmaxf(*most, own);
   }
   return true;
+}
+
+static void mark(const mm_act_scales *s, const char *weight) {
+  for (int i = 0; i < KINDS && mm_ends_with(weight, "weight"); i++) {
+    char name[320];
+    name_of(name, weight, i);
+    mm_act_number *n = bsearch(name, s->number, s->count, sizeof *n, by_key);
+    for (; n && n < s->number + s->count && strcmp(n->name, name) == 0; n++) n->known = true;
+  }
+}
+
+void mm_act_scales_mark(const mm_act_scales *s, const mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts) {
+  char name[256];
+  if (!s->listed) return;
+  mark(s, t->name);
+  for (uint32_t e = 0; e < (mm_rule_stacks(rule[0]) ? experts : 1); e++)
+    for (unsigned i = 0; i < t->piece_count; i++) mark(s, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, e));
 }
 
 bool mm_act_scales_find(const mm_act_scales *s, mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts,

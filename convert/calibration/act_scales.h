@@ -19,6 +19,7 @@ typedef struct mm_act_number {
   const char *name;
   uint32_t index; /* among those of one name */
   double value;
+  bool known; /* it is of a tensor (mm_act_scales_mark) */
 } mm_act_number;
 
 typedef struct mm_act_scales {
@@ -26,6 +27,7 @@ typedef struct mm_act_scales {
   mm_digest digest;
   size_t count;
   mm_act_number *number; /* sorted by name, then index */
+  bool listed;           /* it is JSON: somebody chose its names */
   mm_arena arena;
 } mm_act_scales;
 
@@ -35,8 +37,10 @@ MM_MUST_USE bool mm_act_scales_open(mm_act_scales *s, const char *path, mm_err *
 MM_MUST_USE bool mm_act_scales_make(mm_act_scales *s, const char *path, const mm_act_number *number, size_t count, mm_err *err);
 void mm_act_scales_close(mm_act_scales *s); /* accepts a zeroed one */
 
-/* MM_BAD_INPUT E_ACT_SCALES where the file has an expert, or of minimax-eval a layer, that the model has not: it is another model's. Layers
- * past the last of other tools' files may be those of multi-token prediction. */
+/* Notes which numbers are of a tensor, of whatever scheme. */
+void mm_act_scales_mark(const mm_act_scales *s, const mm_pack_tensor *t, const mm_rule *const *rule, uint32_t layer, uint32_t experts);
+/* MM_BAD_INPUT E_ACT_SCALES where the file has an expert, or of minimax-eval or in JSON a layer, that the model has not: it is another
+ * model's. Layers past the last of checkpoints may be those of multi-token prediction. In JSON all numbers have to be marked. */
 MM_MUST_USE bool mm_act_scales_of_model(const mm_act_scales *s, const mm_model *m, mm_err *err);
 
 /* t->input_scale: the scale of a packed tensor under `scheme`, which can have one (mm_act_format.fixed); MM_BAD_INPUT E_ACT_SCALES where

@@ -49,7 +49,7 @@ typedef struct mm_source_record {
   int64_t mtime_ns, ctime_ns;
 } mm_source_record;
 enum { BEGUN = 1, ARRIVED, FREED }; /* of a record */
-static const char record_kind[8] = "MMSRC01\n";
+static const char record_kind[8] = MM_FOLLOW_HEAD "01\n";
 
 static bool exists(const char *path) {
   struct stat s;

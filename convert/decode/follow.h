@@ -41,4 +41,7 @@ void mm_follow_forget(mm_hf *hf);
 /* The name of the file that is waited for, or NULL. */
 const char *mm_follow_waiting(const mm_hf *hf);
 
+/* The beginning of every record of sources, of other versions too. */
+#define MM_FOLLOW_HEAD "MMSRC"
+
 #endif

@@ -47,35 +47,6 @@ mm_json *mm_declared_plain(const mm_json *config, const mm_dtype *type, mm_err *
   return out;
 }
 
-/* ---- two files ---- */
-
-/* ModelOpt's words that can mean the same as a method of config.json. */
-static const struct {
-  const char *methods, *algos;
-} same_as[] = {{"fp8 fbgemm_fp8", "FP8 FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN"},
-               {"mxfp8", "MXFP8"},
-               {"mxfp4", "MXFP4 W4A8_MXFP4_FP8"},
-               {"awq", "W4A16_AWQ W4A8_AWQ"},
-               {"gptq gptq_v2", "W4A16_GPTQ W8A16_GPTQ W4A16 W8A16"}};
-
-bool mm_declared_agrees(const mm_json *own, const char *path, mm_err *err) {
-  if (access(path, F_OK) != 0 && errno == ENOENT) return true;
-  mm_json *file = mm_json_load(path, MM_CONFIG_MAX, err);
-  if (!file) return false;
-  const mm_json *inner = mm_json_get(file, "quantization");
-  const char *method = mm_declared_word(own, "quant_method"), *algo = mm_declared_word(own, "quant_algo");
-  const char *found = mm_declared_word(mm_json_type_of(inner) == MM_JSON_OBJ ? inner : file, "quant_algo");
-  bool same = !algo || !found || strcasecmp(algo, found) == 0;
-  for (size_t i = 0; method && found && i < sizeof same_as / sizeof *same_as; i++)
-    same = same && (!mm_declared_listed(same_as[i].methods, method) || mm_declared_listed(same_as[i].algos, found));
-  if (!same)
-    mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
-            "key \"quant_algo\": found \"%s\", expected one that means \"%s\", as config.json says", MM_ESCAPED(64, found),
-            MM_ESCAPED(64, algo ? algo : method));
-  mm_json_free(file);
-  return same;
-}
-
 /* ---- transformations ---- */
 
 static bool rotated(const char *path, const char *by, mm_err *err) {
@@ -206,7 +177,7 @@ void mm_declared_inputs_read(const mm_json *obj, const char *method, mm_declared
   *out = (mm_declared_inputs){{0}};
   if (strcmp(method, "compressed-tensors") == 0) {
     read_groups(obj, out);
-  } else if (mm_declared_listed("modelopt modelopt_fp4 modelopt_mixed", method)) {
+  } else if (mm_declared_listed(MM_MODELOPT, method)) {
     read_modelopt(obj, out);
   } else if (strcmp(method, "auto-round") == 0) {
     read_auto_round(obj, out);
@@ -223,4 +194,100 @@ const char *mm_numbers_words(unsigned set, char out[96]) {
   for (unsigned i = 0; i < MM_NUMBERS_COUNT; i++)
     if (set >> i & 1) n += (size_t)snprintf(out + n, 96 - n, "%s%s", n ? " or " : "", word[i]);
   return out;
+}
+
+unsigned mm_declared_scales(const mm_json *obj) {
+  const char *word = mm_declared_word(obj, "activation_scheme"), *name;
+  const mm_json *groups = mm_json_get(obj, "config_groups"), *group;
+  void *iter = NULL;
+  unsigned set = !word ? 0 : strcmp(word, "static") == 0 ? MM_SCALES_STATIC : strcmp(word, "dynamic") == 0 ? MM_SCALES_DYNAMIC : 0;
+  while (!word && mm_json_next(groups, &iter, &name, &group)) {
+    const mm_json *inputs = mm_json_get(group, "input_activations"), *dynamic = mm_json_get(inputs, "dynamic");
+    if (mm_json_type_of(inputs) == MM_JSON_OBJ)
+      set |= mm_json_type_of(dynamic) == MM_JSON_BOOL && mm_json_bool(dynamic) ? MM_SCALES_DYNAMIC : MM_SCALES_STATIC;
+  }
+  return set;
+}
+
+/* ---- two files ---- */
+
+/* The integer under one of two names of it; a group of whole rows is -1, 0 or null. */
+static bool integer(const mm_json *obj, const char *key, const char *other, bool group, int64_t *n) {
+  const mm_json *v = mm_json_get(obj, key) ? mm_json_get(obj, key) : mm_json_get(obj, other);
+  if (mm_json_type_of(v) != MM_JSON_INT) return false;
+  *n = group && mm_json_int(v) <= 0 ? -1 : mm_json_int(v);
+  return true;
+}
+
+bool mm_declared_same_words(const mm_json *own, const mm_json *file, const char *path, mm_err *err) {
+  static const char *const key[][2] = {{"bits", "w_bit"}, {"group_size", "q_group_size"}};
+  for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+    int64_t found, expected;
+    if (!integer(file, key[i][0], key[i][1], i == 1, &found) || !integer(own, key[i][0], key[i][1], i == 1, &expected)) continue;
+    if (found != expected)
+      return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL), "key \"%s\": found %lld, expected %lld as config.json says",
+                     mm_json_get(file, key[i][0]) ? key[i][0] : key[i][1], (long long)found, (long long)expected);
+  }
+  return true;
+}
+
+/* Bits 1u << mm_numbers of the weights that a description says anything of. */
+static unsigned kinds(const mm_declared_inputs *x) {
+  unsigned set = 0;
+  for (unsigned i = MM_NUMBERS_PLAIN + 1; i < MM_NUMBERS_COUNT; i++) set |= x->of[i] ? 1u << i : 0;
+  return set;
+}
+
+unsigned mm_declared_kinds(const mm_json *obj, const char *method) {
+  const mm_json *groups = mm_json_get(obj, "config_groups"), *group, *inner = mm_json_get(obj, "quantization");
+  const char *name, *algo = mm_declared_word(mm_json_type_of(inner) == MM_JSON_OBJ ? inner : obj, "quant_algo");
+  void *iter = NULL;
+  mm_declared_inputs read;
+  const bool groups_say = strcmp(method, "compressed-tensors") == 0;
+  if (!groups_say && (!mm_declared_listed(MM_MODELOPT, method) || !algo || strcmp(algo, "MIXED_PRECISION") == 0)) return 0;
+  while (groups_say && mm_json_next(groups, &iter, &name, &group)) {
+    const mm_json *inputs = mm_json_get(group, "input_activations");
+    if (kind_of(mm_json_get(group, "weights")) == MM_NUMBERS_COUNT) return 0;
+    if (mm_json_type_of(inputs) != MM_JSON_NULL && kind_of(inputs) == MM_NUMBERS_COUNT) return 0;
+  }
+  mm_declared_inputs_read(obj, method, &read);
+  return kinds(&read);
+}
+
+/* ModelOpt's words that can mean the same as a method of config.json. */
+static const struct {
+  const char *methods, *algos;
+} same_as[] = {{"fp8 fbgemm_fp8", "FP8 FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN FP8_BLOCK_SCALES"}, /* the last is TensorRT-LLM's */
+               {"mxfp8", "MXFP8"},
+               {"mxfp4", "MXFP4 W4A8_MXFP4_FP8 W4A16_MXFP4 W4A8_MXFP4_MXFP8"},
+               {"awq", "W4A16_AWQ W4A8_AWQ"},
+               {"gptq gptq_v2", "W4A16_GPTQ W8A16_GPTQ W4A16 W8A16"}};
+
+/* Whether ModelOpt's word says what the description in config.json does. */
+static bool same_method(const mm_json *own, const mm_json *file, const char *found, const char *path, mm_err *err) {
+  const char *method = mm_declared_word(own, "quant_method"), *algo = mm_declared_word(own, "quant_algo");
+  const unsigned kinds = method ? mm_declared_kinds(own, method) : 0, kinds_found = mm_declared_kinds(file, "modelopt");
+  char words[96];
+  bool same = !algo || strcasecmp(algo, found) == 0;
+  for (size_t i = 0; method && i < sizeof same_as / sizeof *same_as; i++)
+    same = same && (!mm_declared_listed(same_as[i].methods, method) || mm_declared_listed(same_as[i].algos, found));
+  if (!same)
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
+                   "key \"quant_algo\": found \"%s\", expected one that means \"%s\", as config.json says", MM_ESCAPED(64, found),
+                   MM_ESCAPED(64, algo ? algo : method));
+  return !kinds || !kinds_found || (kinds & kinds_found) ||
+         mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_at(path, NULL),
+                 "key \"quant_algo\": found \"%s\", expected one of weights %s, as config.json says", MM_ESCAPED(64, found),
+                 mm_numbers_words(kinds, words));
+}
+
+bool mm_declared_agrees(const mm_json *own, const char *path, mm_err *err) {
+  if (access(path, F_OK) != 0 && errno == ENOENT) return true;
+  mm_json *file = mm_json_load(path, MM_CONFIG_MAX, err);
+  if (!file) return false;
+  const mm_json *inner = mm_json_get(file, "quantization");
+  const char *found = mm_declared_word(mm_json_type_of(inner) == MM_JSON_OBJ ? inner : file, "quant_algo");
+  const bool same = !found || same_method(own, file, found, path, err);
+  mm_json_free(file);
+  return same;
 }

@@ -41,4 +41,18 @@ void mm_declared_inputs_read(const mm_json *obj, const char *method, mm_declared
 /* The kinds of a set of inputs, in words: "in FP8 or as they are". */
 const char *mm_numbers_words(unsigned set, char out[96]);
 
+#define MM_MODELOPT "modelopt modelopt_fp4 modelopt_mixed" /* methods of its descriptions */
+
+/* Bits 1u << mm_numbers of the weights that ModelOpt's algorithm or all of compressed-tensors' groups declare; 0: of other descriptions, or
+ * not all of it is known. */
+unsigned mm_declared_kinds(const mm_json *obj, const char *method);
+
+/* How a description says that inputs are scaled, as a set. */
+enum { MM_SCALES_STATIC = 1, MM_SCALES_DYNAMIC = 2 };
+unsigned mm_declared_scales(const mm_json *obj);
+
+/* Fails with MM_BAD_INPUT E_Q_CONFIG if the file at `path`, which describes words of integers, has another width or group size than
+ * config.json, whose description is `own`. */
+MM_MUST_USE bool mm_declared_same_words(const mm_json *own, const mm_json *file, const char *path, mm_err *err);
+
 #endif

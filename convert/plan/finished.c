@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "convert/decode/companion_names.h"
 #include "convert/plan/card.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/plan/target_format.h"
@@ -172,4 +174,52 @@ bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err) {
     other(dir, what_differs(&is, p), err);
   mm_pack_close(&is);
   return false;
+}
+
+/* ---- an output of any plan ---- */
+
+/* A file that an unsharded checkpoint of ours may hold. */
+static bool in_unsharded(const void *ctx, const char *name) {
+  (void)ctx;
+  return mm_companions_has(name) || mm_unsharded_has(name);
+}
+
+/* A file that an archive of this checkpoint holds, be it damaged. */
+static bool in_archive(const void *ctx, const char *name) {
+  const mm_pack *p = ctx;
+  size_t n = strlen(name), end = strlen(".zst");
+  bool known =
+      strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0 || mm_pack_find_file(p, name);
+  for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
+    for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
+      const char *file = p->rank[r].part[i].file;
+      known = n == strlen(file) + end && strncmp(name, file, n - end) == 0 && strcmp(name + n - end, ".zst") == 0;
+    }
+  return known;
+}
+
+bool mm_finished_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
+  mm_pack pack = {0};
+  mm_err reason = {0};
+  *archived = !mm_archive_refuse(path, MM_IGNORED);
+  const bool packed = access(mm_path_of(path, MM_MANIFEST).text, F_OK) == 0;
+  const bool ours = packed ? mm_pack_open(&pack, path, &reason) : mm_unsharded_plan(path, plan, err);
+  if (reason.status == MM_LIMIT || reason.status == MM_IO) *err = reason;
+  if (ours && packed && !*archived)
+    mm_either_way(mm_verify_listing(&pack, extra));
+  else if (ours)
+    mm_either_way(mm_nothing_else(path, packed ? in_archive : in_unsharded, &pack, extra));
+  if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
+  if (packed) *plan = pack.plan;
+  mm_pack_close(&pack);
+  return ours;
+}
+
+bool mm_finished_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
+  size_t n;
+  char *text = mm_file_slurp(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, &n, err);
+  if (!text) return false;
+  *out = mm_sha256(text, n);
+  free(text);
+  return true;
 }

@@ -16,5 +16,11 @@ MM_MUST_USE bool mm_finished_check(const mm_plan *p, const char *dir, bool archi
 bool mm_finished_other(const mm_plan *p, const char *dir, mm_err *err);
 /* True if a text of a plan is among the files of a finished output, byte for byte. */
 bool mm_finished_has_text(const mm_pack *is, const mm_plan_text *t);
+/* True if the directory is an output of this program, in either layout: *plan is its plan, *archived is true for an archive, *extra names
+ * the first file that is not of the output. */
+bool mm_finished_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err);
+
+/* The digest of its manifest, or of what the layout has in its place. */
+MM_MUST_USE bool mm_finished_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err);
 
 #endif

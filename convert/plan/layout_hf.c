@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert/decode/companion_names.h"
 #include "convert/plan/card.h"
 #include "convert/plan/target_format.h"
 #include "convert/source/index.h"
@@ -139,9 +140,10 @@ const mm_layout mm_layout_hf = {.word = "hf",
                                 .digest = digest_of,
                                 .finish = index_of};
 
-bool mm_code_file(const char *name) {
-  size_t n = strlen(name), plain = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
-  return n > 3 && n < 128 && plain == n - 3 && strcmp(name + plain, ".py") == 0;
+bool mm_plan_writes(const mm_plan *p, const char *name) {
+  for (size_t i = 0; i < MM_PLAN_TEXTS && p->text[i].name; i++)
+    if (strcmp(p->text[i].name, name) == 0) return true;
+  return false;
 }
 
 bool mm_unsharded_has(const char *file) {

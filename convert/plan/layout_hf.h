@@ -4,8 +4,8 @@
 
 #include "convert/plan/plan.h"
 
-/* True if a source's file of that name is code that its config's auto_map may name: "modeling_minimax_m1.py". */
-bool mm_code_file(const char *name);
+/* True if the plan, of any layout, writes a file of that name from memory. */
+bool mm_plan_writes(const mm_plan *p, const char *name);
 /* True if this layout may write a file of that name, companions excepted. */
 bool mm_unsharded_has(const char *file);
 /* The plan's digest in the index of a directory that this layout wrote; false for any other directory. */

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/decode/decode.h"
+#include "convert/decode/kv_agree.h"
+#include "convert/model/kv_rules.h"
 #include "convert/plan/global_scales.h"
 #include "convert/plan/target_format.h"
 #include "convert/source/encoding.h"
-#include "convert/source/kv_rules.h"
 #include "convert/source/packed_agrees.h"
 
 #define MISSING_MOST 10000 /* tensors counted as missing */
@@ -152,6 +152,8 @@ static bool same_inputs(const mm_plan_tensor *a, const mm_plan_tensor *b) { retu
 
 static bool scale_inputs(mm_planner *b, const mm_plan_tensor *pt, mm_pack_tensor *t, size_t matrices) {
   struct mm_calibrated *c = &b->p->calibrated;
+  if (b->o->act_scales && !(pt > b->p->tensor && same_inputs(pt - 1, pt)))
+    mm_act_scales_mark(b->o->act_scales, t, pt->rule, pt->layer, b->p->pack.model.experts);
   if (!mm_act_formats[pt->scheme->act].fixed || b->o->packed) return true;
   if (!b->o->act_scales) return own_input_scale(b, pt, t, matrices);
   c->scaled++;
@@ -322,11 +324,14 @@ static bool add_rules(mm_planner *b, size_t from, size_t to, uint32_t layer) {
 
 static bool add_kv_scales(mm_planner *b, uint32_t layer) {
   const mm_plan *p = b->p;
+  const mm_kv_source source = {mm_hf_numbers, b->hf};
+  const bool drop = p->recipe.kv_scales == MM_KV_DROP;
   const mm_rule *rule[MM_KV_RULES];
-  unsigned n = mm_kv_rules(b->hf, &p->pack.model, layer, p->layout->roles.doubles_kv, rule);
+  unsigned n = mm_kv_rules(&source, &p->pack.model, layer, p->layout->roles.doubles_kv, rule);
+  if (n > 0 && !mm_kv_scales_agree(&b->source, b->hf, layer, p->pack.model.kv_heads, drop, b->err)) return false;
   for (unsigned i = 0; i < n; i++) {
     char name[256];
-    if (p->recipe.kv_scales == MM_KV_DROP)
+    if (drop)
       mm_hf_find(b->hf, mm_rule_name(name, sizeof name, rule[i]->theirs, layer, 0))->used = true;
     else if (!add_tensor(b, &rule[i], 1, layer, 0))
       return false;

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/decode/companion_names.h"
 #include "convert/decode/draft_source.h"
-#include "convert/plan/companion_names.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/report/exact.h"
 #include "formats/system/file.h"

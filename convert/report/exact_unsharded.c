@@ -186,7 +186,7 @@ bool mm_exact_input_scales(mm_act_scales *s, const mm_hf *made, mm_err *err) {
     if (stem == 0 || t->dtype != MM_F32 || t->bytes != sizeof v) continue;
     const char *name = mm_arena_printf(&names, err, "%.*sinput_scale", (int)stem, t->name);
     ok = name && mm_hf_read(&reader, t, 0, &v, sizeof v, err);
-    number[n++] = (mm_act_number){name, 0, (double)(reciprocal ? 1 / v : v)};
+    number[n++] = (mm_act_number){name, 0, (double)(reciprocal ? 1 / v : v), false};
   }
   mm_hf_reader_close(&reader);
   mm_err reason = {0};

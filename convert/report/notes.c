@@ -50,21 +50,11 @@ static void put_idle_factor(FILE *f, const mm_json *config) {
       fprintf(f, "note: %s.factor has no effect with the type \"default\"\n", in[i]);
 }
 
-static mm_numbers numbers_of(mm_code c) {
-  switch (c) {
-    case MM_CODE_E4M3: return MM_NUMBERS_FP8;
-    case MM_CODE_INT8: return MM_NUMBERS_INT8;
-    case MM_CODE_E2M1: return MM_NUMBERS_FP4;
-    case MM_CODE_PLAIN: return MM_NUMBERS_PLAIN;
-    default: return MM_NUMBERS_INT4;
-  }
-}
-
 /* The kinds of inputs that the source's description gives a linear kept as stored; 0 where it has that of its scheme, or says nothing. */
 static unsigned other_inputs(const mm_hf *hf, const mm_plan_tensor *pt) {
   if (!pt->as_stored || pt->scheme->code == MM_CODE_PLAIN || mm_is_plain(&pt->matrix[0])) return 0;
-  const unsigned set = hf->quantization.inputs.of[numbers_of(pt->matrix[0].encoding->code)];
-  return set >> numbers_of(mm_act_formats[pt->scheme->act].code) & 1 ? 0 : set;
+  const unsigned set = hf->quantization.inputs.of[mm_numbers_of(pt->matrix[0].encoding->code)];
+  return set >> mm_numbers_of(mm_act_formats[pt->scheme->act].code) & 1 ? 0 : set;
 }
 
 /* Linears whose inputs the source's engines round otherwise than the scheme that keeps the weights; a line for each scheme. */
@@ -72,7 +62,7 @@ static void put_inputs(FILE *f, const mm_hf *hf, const mm_plan *p) {
   char theirs[96], ours[96];
   for (size_t i = 0; i < p->pack.tensor_count; i++) {
     const mm_plan_tensor *pt = &p->tensor[i];
-    const unsigned set = other_inputs(hf, pt), own = 1u << numbers_of(mm_act_formats[pt->scheme->act].code);
+    const unsigned set = other_inputs(hf, pt), own = 1u << mm_numbers_of(mm_act_formats[pt->scheme->act].code);
     size_t n = 0, before = 0;
     for (size_t j = 0; set && j < p->pack.tensor_count; j++)
       if (p->tensor[j].scheme == pt->scheme && other_inputs(hf, &p->tensor[j]) == set) n++, before += j < i;
@@ -81,6 +71,20 @@ static void put_inputs(FILE *f, const mm_hf *hf, const mm_plan *p) {
             mm_numbers_words(set, theirs), pt->scheme->name, mm_numbers_words(own, ours),
             own == 1u << MM_NUMBERS_PLAIN ? "" : " unless run with --act-quant off", n);
   }
+}
+
+/* A description of how inputs are scaled that the source's tensors do not bear out. */
+static void put_scales(FILE *f, const mm_hf *hf, const mm_plan *p) {
+  const unsigned declared = hf->quantization.scales;
+  const uint64_t given = p->calibrated.given;
+  size_t n = 0;
+  for (size_t i = 0; i < p->pack.tensor_count; i++)
+    n += p->tensor[i].as_stored && !mm_is_plain(&p->tensor[i].matrix[0]) && mm_act_formats[p->tensor[i].scheme->act].fixed;
+  if (declared == MM_SCALES_DYNAMIC && given)
+    fprintf(f, "note: the source declares dynamic scales of activations, but has static ones, which are taken (matrices: %" PRIu64 ")\n",
+            given);
+  if (declared == MM_SCALES_STATIC && n && !given && !p->calibrated.scaled && !hf->names_only)
+    fprintf(f, "note: the source declares static scales of activations, but has none; each token gets its own (tensors: %zu)\n", n);
 }
 
 /* Zero points that GPTQ's two formats store differently, in a file that does not say which it has. */
@@ -115,6 +119,7 @@ void mm_report_notes(FILE *f, const mm_hf *hf, const mm_plan *p) {
   if (c->given > 0 && c->ones == c->given)
     fprintf(f, "note: all static scales of activations are 1 (matrices: %" PRIu64 "), as without calibration; --act-scales gives others\n",
             c->given);
+  put_scales(f, hf, p);
   put_inputs(f, hf, p);
   put_assumed_zeros(f, hf, p);
   if ((n = unquantised(p, MM_KIND_EMBED, &pt)))

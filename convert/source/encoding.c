@@ -319,6 +319,21 @@ static bool scales_other_inputs(const mm_hf *hf, const mm_encoding *e) {
   return e->part[MM_GLOBAL].suffix && (hf->quantization.inputs.of[MM_NUMBERS_FP4] >> MM_NUMBERS_FP8 & 1);
 }
 
+/* Codes of a kind that the description contradicts. Modules left in FP8 next to others are common and no contradiction. */
+static bool kind_declared(const mm_hf *hf, const mm_encoding *e, const mm_hf_tensor *t, mm_err *err) {
+  const mm_quantization *q = &hf->quantization;
+  const mm_numbers kind = mm_numbers_of(e->code);
+  char found[96], expected[96];
+  if (q->e5m2 && t->dtype == MM_F8_E4M3)
+    return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t), "found %s, expected F8_E5M2 as key \"fmt\" of %s says",
+                   mm_dtype_name(t->dtype), q->path);
+  const unsigned integers = 1u << MM_NUMBERS_INT4 | 1u << MM_NUMBERS_INT8; /* whose width in words is compared with the groups */
+  const bool words = t->dtype == MM_I32 && q->bits && (q->kinds & integers);
+  return !q->kinds || kind == MM_NUMBERS_FP8 || words || (q->kinds >> kind & 1) ||
+         mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t), "found weights %s, expected them %s as %s says",
+                 mm_numbers_words(1u << kind, found), mm_numbers_words(q->kinds, expected), q->path);
+}
+
 static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *out, mm_err *err) {
   mm_hf_tensor *t = find(hf, p, e->codes.suffix);
   mm_cell c = cell_of(&e->codes, p, t, hf->quantization.block);
@@ -327,6 +342,7 @@ static bool take(mm_hf *hf, const mm_site *p, const mm_encoding *e, mm_matrix *o
   t->used = true;
   if (e->code == MM_CODE_PLAIN) return true;
   if (!hf->quantization.method) return no_config(hf, t, "codes", err);
+  if (!kind_declared(hf, e, t, err)) return false;
   if (e->less && !hf->quantization.gptq)
     return mm_fail(err, MM_BAD_INPUT, "E_Q_CONFIG", mm_hf_at(hf, t),
                    "found GPTQ's words, but %s declares \"%s\", which leaves open how zero points are stored; expected gptq",
@@ -376,6 +392,16 @@ const mm_hf_tensor *mm_encoding_codes(const mm_hf *hf, const mm_site *p, bool pl
   candidates(plain_only, rows);
   for (unsigned i = 0; !t && rows[i]; i++) t = find(hf, p, rows[i]->codes.suffix);
   return t;
+}
+
+mm_numbers mm_numbers_of(mm_code c) {
+  switch (c) {
+    case MM_CODE_E4M3: return MM_NUMBERS_FP8;
+    case MM_CODE_INT8: return MM_NUMBERS_INT8;
+    case MM_CODE_E2M1: return MM_NUMBERS_FP4;
+    case MM_CODE_PLAIN: return MM_NUMBERS_PLAIN;
+    default: return MM_NUMBERS_INT4;
+  }
 }
 
 mm_found mm_encoding_find(mm_hf *hf, const mm_site *p, bool plain_only, mm_matrix *out, mm_err *err) {

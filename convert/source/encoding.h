@@ -107,4 +107,7 @@ MM_MUST_USE bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *
  * block scales, on either side (encoding_block.c). */
 void mm_quantization_block(mm_hf *hf);
 
+/* The kind of numbers that codes stand for. */
+mm_numbers mm_numbers_of(mm_code c);
+
 #endif

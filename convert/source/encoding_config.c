@@ -239,7 +239,7 @@ static bool read_compressed_tensors(mm_declared *d, mm_err *err) {
 }
 
 #define PLAIN    "fp8 fbgemm_fp8 mxfp8 mxfp4 w4afp8 quark"
-#define MODELOPT "modelopt modelopt_fp4 modelopt_mixed"
+#define MODELOPT MM_MODELOPT
 #define GPTQ     "gptq gptq_v2"
 #define METHODS  PLAIN " " MODELOPT " awq " GPTQ " auto-round compressed-tensors"
 /* read NULL: it says nothing that tensors leave open. */
@@ -292,5 +292,8 @@ bool mm_quantization_parse(mm_hf *hf, const mm_json *j, const char *path, const 
   if (readers[i].read && !readers[i].read(&d, err)) return false;
   if (d.several_groups) d.q->groups = 0;
   mm_declared_inputs_read(j, method, &d.q->inputs);
+  d.q->kinds = mm_declared_kinds(j, method);
+  d.q->scales = strcmp(method, "w4afp8") == 0 ? 0 : mm_declared_scales(j); /* whose scheme is that of dense layers */
+  d.q->e5m2 = mm_declared_word(j, "fmt") && strstr(mm_declared_word(j, "fmt"), "e5m2");
   return one_kind_of_scales(&d, err);
 }

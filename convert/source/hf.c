@@ -46,6 +46,12 @@ static bool unchanged(mm_file_id id, const char *path, mm_err *err) {
   return mm_file_unchanged(&f, path, err);
 }
 
+bool mm_hf_numbers(const void *hf, const char *canonical, uint64_t *count) {
+  const mm_hf_tensor *t = mm_hf_find(hf, canonical);
+  if (t && !mm_shape_count(&t->shape, count)) *count = 0;
+  return t;
+}
+
 bool mm_hf_unchanged(const mm_hf *hf, mm_err *err) {
   for (size_t i = 0; i < hf->file_count; i++)
     if (!hf->file[i].freed && !unchanged(hf->file[i].id, hf->file[i].path, err)) return false;

@@ -49,6 +49,8 @@ typedef struct mm_quantization {
   uint32_t zero_less;                /* GPTQ stores words of zero points less this in each: 1 in its first format, 0 in its second */
   bool less_assumed;                 /* no key says which of the two */
   mm_declared_inputs inputs;
+  unsigned kinds, scales; /* mm_declared_kinds of weights, mm_declared_scales of inputs */
+  bool e5m2;              /* FP8 codes are declared to be E5M2 */
 } mm_quantization;
 
 typedef enum mm_found { MM_FOUND, MM_ABSENT, MM_FAILED } mm_found;
@@ -122,6 +124,8 @@ const char *mm_hf_description(size_t i);
 /* Puts tensors in order of their canonical names. The second of two of one name (the first is before it); NULL: there are none. */
 const mm_hf_tensor *mm_hf_sort(mm_hf *hf);
 mm_hf_tensor *mm_hf_find(const mm_hf *hf, const char *canonical);
+/* Whether there is one, and the count of its numbers, 0 for one beyond 64 bits. */
+bool mm_hf_numbers(const void *hf, const char *canonical, uint64_t *count);
 /* Its file and its name there, for a failure. */
 /* What the header of file number `file` says of a tensor, t where the index lists it, else NULL: MM_BAD_INPUT if it is not of that file. */
 MM_MUST_USE bool mm_hf_listed(const mm_hf *hf, const mm_hf_tensor *t, uint32_t file, const mm_st_tensor *s, mm_err *err);

@@ -244,13 +244,17 @@ static mm_json *read_json(mm_hf *hf, const char *path, mm_err *err) {
   return j;
 }
 
-/* GPTQModel reads quantize_config.json, engines read config.json: refuses a format of zero points in which the two differ. */
-static bool same_zeros(mm_hf *hf, mm_err *err) {
+/* GPTQModel reads quantize_config.json, engines read config.json: refuses a width, a group size or a format of zero points in which the two
+ * differ. AutoAWQ has a file of its own, which says no format. */
+static bool same_words(mm_hf *hf, const mm_json *described, mm_err *err) {
   mm_quantization own = hf->quantization;
-  const char *path = join(hf, "quantize_config.json", err);
+  const bool awq = strcmp(own.method, "awq") == 0;
+  const char *path = join(hf, awq ? "quant_config.json" : "quantize_config.json", err);
   if (!path) return false;
-  if (!own.gptq || !exists(path)) return true;
+  if (!(own.gptq || awq) || !exists(path)) return true;
   mm_json *j = read_json(hf, path, MM_IGNORED);
+  const bool same = mm_declared_same_words(described, j, path, err);
+  if (awq || !same) return mm_json_free(j), same;
   hf->quantization = (mm_quantization){0};
   const bool read = j && mm_quantization_parse(hf, j, path, "gptq", MM_IGNORED), stated = read && !hf->quantization.less_assumed;
   const bool differs = read && hf->quantization.zero_less != own.zero_less && !own.less_assumed;
@@ -308,7 +312,7 @@ static bool read_quantization(mm_hf *hf, mm_err *err) {
   }
   const char *file = join(hf, companion[0].file, err);
   if (first)
-    return file && mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_zeros(hf, err) &&
+    return file && mm_quantization_parse(hf, first, hf->config_path, NULL, err) && same_words(hf, first, err) &&
            mm_declared_agrees(first, file, err);
   if (mm_declared_mlx(mm_json_get(hf->config, "quantization")))
     return mm_quantization_parse(hf, mm_json_get(hf->config, "quantization"), hf->config_path, NULL, err);

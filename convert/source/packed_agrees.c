@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/source/kv_rules.h"
+#include "convert/model/kv_rules.h"
 
 #define NO_LAYER    UINT32_MAX
 #define PATTERN_MAX 256

@@ -5,8 +5,8 @@
 
 #include "convert/decode/follow.h"
 #include "convert/plan/fill.h"
+#include "convert/plan/finished.h"
 #include "convert/write/step.h"
-#include "formats/system/file.h"
 #include "formats/system/pool.h"
 
 typedef struct mm_convert_job {
@@ -102,15 +102,6 @@ static bool run_all(mm_convert_job *job, unsigned threads, mm_digest *manifest, 
   return ok;
 }
 
-static bool manifest_digest(const mm_plan *p, const char *dir, mm_digest *out, mm_err *err) {
-  size_t n;
-  char *text = mm_file_slurp(mm_path_of(dir, p->layout->last).text, MM_MANIFEST_MAX, &n, err);
-  if (!text) return false;
-  *out = mm_sha256(text, n);
-  free(text);
-  return true;
-}
-
 /* True for failures after which a later run can continue: all but a wrong input or request while there are weights to convert. */
 static bool resumable(mm_status s) {
   return s == MM_INTERRUPTED || s == MM_IO || s == MM_LIMIT || s == MM_BUG || s == MM_USAGE /* a journal that is not believed */;
@@ -127,7 +118,7 @@ bool mm_convert_run(mm_plan *p, const mm_writer_options *o, mm_convert_progress 
     atomic_store(&progress->kept_bytes, p->source_bytes);
   }
   if (opened && out.complete && o->followed && !mm_followed_end(&out, err)) opened = false;
-  bool ok = opened && (out.complete ? manifest_digest(p, o->target, manifest, err) : run_all(&job, with.threads, manifest, err));
+  bool ok = opened && (out.complete ? mm_finished_digest(p, o->target, manifest, err) : run_all(&job, with.threads, manifest, err));
   if (!ok && err->status == MM_INTERRUPTED) {
     mm_err late = {0}; /* the interruption is reported; without this record more is done again, nothing else */
     mm_either_way(mm_writer_commit(&out, &late));

@@ -16,7 +16,15 @@ static mm_path record_name(const mm_writer *w) {
   return p;
 }
 
-void mm_followed_forget(const mm_writer *w) { unlinkat(w->parent, record_name(w).text, 0); }
+bool mm_followed_usable(const mm_writer *w, mm_err *err) {
+  const mm_path name = record_name(w);
+  return mm_staging_begins(w->parent, name.text, MM_FOLLOW_HEAD) ||
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(name.text, NULL), "found what no run of this program wrote there; move it away");
+}
+
+void mm_followed_forget(const mm_writer *w) {
+  if (mm_followed_usable(w, MM_IGNORED)) unlinkat(w->parent, record_name(w).text, 0);
+}
 
 bool mm_followed_discardable(const mm_writer *w, mm_err *err) {
   return w->o.followed || mm_follow_discardable(w->plan->hf, w->parent, record_name(w).text, err); /* else mm_followed_begin did */

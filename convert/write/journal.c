@@ -12,7 +12,7 @@
 #include "convert/plan/target_format.h"
 #include "formats/system/file.h"
 
-static const char magic[8] = "MMJRNL7\n";
+static const char magic[8] = MM_JOURNAL_HEAD "7\n";
 
 /* Behind it: uint64_t[files], a check of each source file. */
 typedef struct mm_journal_header {

@@ -56,4 +56,7 @@ void mm_journal_close(mm_journal *j);
  * fuzzing. */
 MM_MUST_USE bool mm_journal_parse(mm_journal *j, const uint8_t *text, size_t at, size_t n, uint64_t *end, mm_err *err);
 
+/* The beginning of every journal, of other versions too. */
+#define MM_JOURNAL_HEAD "MMJRNL"
+
 #endif

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "convert/plan/companion_names.h"
+#include "convert/decode/companion_names.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/write/writer.h"
 #include "formats/system/file.h"
@@ -168,8 +168,15 @@ static bool merge_journal(mm_writer *w, const char *name, mm_err *err) {
   return strcmp(name, w->journal_name) == 0 || is_sibling(w, name) || mm_journal_merge(&w->journal, w->parent, name, w->plan, err);
 }
 
+/* Refuses a file that has the name of a journal and is none. */
+static bool is_journal(mm_writer *w, const char *name, mm_err *err) {
+  return mm_staging_begins(w->parent, name, MM_JOURNAL_HEAD) ||
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(name, NULL), "found what no run of this program wrote there; move it away");
+}
+
 static bool remove_journal(mm_writer *w, const char *name, mm_err *err) {
-  return unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno);
+  return is_journal(w, name, err) &&
+         (unlinkat(w->parent, name, 0) == 0 || errno == ENOENT || mm_fail_errno(err, mm_at(name, NULL), "remove", errno));
 }
 
 static bool journal_fits(mm_writer *w, const char *name, mm_err *err) { return mm_journal_fits(w->parent, name, w->plan, w->o.level, err); }
@@ -183,7 +190,9 @@ static bool is_held(const mm_writer *w, const char *name) {
 }
 
 /* Once the staging directory has its final name, another run may begin: a locked journal is that run's. */
-static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) { return is_held(w, name) || remove_journal(w, name, err); }
+static bool remove_free_journal(mm_writer *w, const char *name, mm_err *err) {
+  return is_held(w, name) || !is_journal(w, name, MM_IGNORED) || remove_journal(w, name, err);
+}
 
 bool mm_runs_forget(mm_writer *w, mm_err *err) { return each_journal(w, remove_free_journal, err); }
 
@@ -324,9 +333,14 @@ static bool open_journal(mm_writer *w, mm_err *err) {
   return false;
 }
 
+bool mm_runs_usable(mm_writer *w, mm_err *err) {
+  return mm_staging_usable(&w->stage, err) && each_journal(w, is_journal, err) && mm_followed_usable(w, err);
+}
+
 bool mm_runs_check(mm_writer *w, mm_err *err) {
-  return check_foreign(w, err) && (w->o.leftover == MM_LEFTOVER_RESTART ||
-                                   each_journal(w, w->o.leftover == MM_LEFTOVER_RESUME ? journal_fits : refuse_leftover, err));
+  return (w->stage.dir < 0 || check_foreign(w, err)) &&
+         (w->o.leftover == MM_LEFTOVER_RESTART ||
+          each_journal(w, w->o.leftover == MM_LEFTOVER_RESUME ? journal_fits : refuse_leftover, err));
 }
 
 bool mm_runs_begin(mm_writer *w, mm_err *err) {
@@ -364,6 +378,7 @@ bool mm_runs_remove(mm_writer *w, mm_err *err) {
 
 bool mm_runs_remove_done(mm_writer *w, mm_err *err) {
   mm_err reason = {0};
+  if (!mm_runs_usable(w, MM_IGNORED)) return true; /* files of others are not in the way of a finished output */
   bool bare = true, journals = !each_journal(w, refuse_leftover, &reason);
   if (!journals && faccessat(w->parent, w->staging_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return true;
   if (!mm_runs_take(w, err)) return false;

@@ -5,8 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "convert/decode/companion_names.h"
 #include "convert/plan/card.h"
-#include "convert/plan/companion_names.h"
 #include "convert/plan/layout_hf.h"
 #include "convert/plan/target_format.h"
 #include "convert/write/writer.h"
@@ -20,37 +20,14 @@ static uint64_t staged(const mm_writer *w, const char *name) {
 }
 
 /* Adds the bytes that the copy takes; a tokenizer's twice, for the image that is made of it. */
-static bool can_copy(mm_writer *w, const char *name, mm_err *err) {
-  mm_file f = MM_FILE_NONE;
-  const mm_path path = mm_path_of(w->plan->hf->dir, name);
-  if (!mm_hf_inside(w->plan->hf, path.text, err) || !mm_file_open(&f, path.text, err)) return false;
+static void count_bytes(void *ctx, const char *name, uint64_t size) {
+  mm_writer *w = ctx;
   const bool image = strcmp(name, "tokenizer.json") == 0;
-  const uint64_t size = f.size, whole = image ? 2 * size : size, have = staged(w, name) + (image ? staged(w, w->o.baked) : 0);
-  char head[64];
-  const size_t n = (size_t)mm_min(size, sizeof head);
-  const bool here = mm_file_read(&f, path.text, head, n, 0, err) && mm_no_pointer(head, n, path.text, err);
-  mm_file_close(&f);
+  const uint64_t whole = image ? 2 * size : size, have = staged(w, name) + (image ? staged(w, w->o.baked) : 0);
   w->companion_bytes += whole > have ? whole - have : 0;
-  return here && (size <= MM_COMPANION_MAX ||
-                  mm_fail(err, MM_BAD_INPUT, "E_LIMIT", mm_at(path.text, NULL), "found %llu bytes, expected at most %llu",
-                          (unsigned long long)size, (unsigned long long)MM_COMPANION_MAX));
 }
 
-/* Refuses at the start what could not be copied at the end. */
-bool mm_companions_check(mm_writer *w, mm_err *err) {
-  const mm_hf *hf = w->plan->hf;
-  const char *code[MM_COMPANION_CODE];
-  size_t count = 0;
-  mm_arena names = {0};
-  bool ok = true;
-  for (size_t i = 0; ok && i < MM_COMPANION_NAMES; i++) /* a link to nothing is not absent */
-    if (faccessat(AT_FDCWD, mm_path_of(hf->dir, mm_companion_name[i]).text, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-      ok = can_copy(w, mm_companion_name[i], err);
-  ok = ok && mm_companions_code(hf, &names, code, &count, err);
-  for (size_t i = 0; ok && i < count; i++) ok = can_copy(w, code[i], err);
-  mm_arena_close(&names);
-  return ok;
-}
+bool mm_writer_companions(mm_writer *w, mm_err *err) { return mm_companions_check(w->plan->hf, &(mm_companion_seen){count_bytes, w}, err); }
 
 /* Writes one companion and lists it in the manifest. */
 static bool put_companion(mm_writer *w, const char *name, const void *bytes, size_t n, mm_err *err) {

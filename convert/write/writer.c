@@ -3,58 +3,20 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "convert/decode/companion_names.h"
 #include "convert/decode/follow.h"
-#include "convert/plan/companion_names.h"
 #include "convert/plan/finished.h"
 #include "convert/plan/layout_hf.h"
 #include "formats/system/file.h"
 #include "loader/verify.h"
 
-/* A file that an unsharded checkpoint of ours may hold. */
-static bool in_unsharded(const void *ctx, const char *name) {
-  (void)ctx;
-  return mm_companions_has(name) || mm_unsharded_has(name);
-}
-
 static bool usage(mm_err *err, const char *path, const char *what) {
   return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(path, NULL), "%s", what);
-}
-
-/* A file that an archive of this checkpoint holds, be it damaged. */
-static bool in_archive(const void *ctx, const char *name) {
-  const mm_pack *p = ctx;
-  size_t n = strlen(name), end = strlen(".zst");
-  bool known =
-      strcmp(name, MM_ARCHIVE) == 0 || strcmp(name, MM_MANIFEST) == 0 || strcmp(name, MM_SIGNATURE) == 0 || mm_pack_find_file(p, name);
-  for (uint32_t r = 0; !known && r < mm_pack_ranks(p); r++)
-    for (size_t i = 0; !known && i < p->rank[r].part_count; i++) {
-      const char *file = p->rank[r].part[i].file;
-      known = n == strlen(file) + end && strncmp(name, file, n - end) == 0 && strcmp(name + n - end, ".zst") == 0;
-    }
-  return known;
-}
-
-/* True if the directory is an output of this program, in either layout: *plan is its plan, *archived is true for an archive, *extra names
- * the first file that is not of the output. */
-static bool is_ours(const char *path, mm_digest *plan, bool *archived, mm_err *extra, mm_err *err) {
-  mm_pack pack = {0};
-  mm_err reason = {0};
-  *archived = !mm_archive_refuse(path, MM_IGNORED);
-  const bool packed = access(mm_path_of(path, MM_MANIFEST).text, F_OK) == 0;
-  const bool ours = packed ? mm_pack_open(&pack, path, &reason) : mm_unsharded_plan(path, plan, err);
-  if (reason.status == MM_LIMIT || reason.status == MM_IO) *err = reason;
-  if (ours && packed && !*archived)
-    mm_either_way(mm_verify_listing(&pack, extra));
-  else if (ours)
-    mm_either_way(mm_nothing_else(path, packed ? in_archive : in_unsharded, &pack, extra));
-  if (extra->status == MM_LIMIT || extra->status == MM_IO) *err = *extra;
-  if (packed) *plan = pack.plan;
-  mm_pack_close(&pack);
-  return ours;
 }
 
 /* Sets w->complete when the target, an output of this plan, is proven to be what this run would make. One that is damaged, or of other
@@ -69,12 +31,16 @@ static bool find_complete(mm_writer *w, bool archived, mm_err *err) {
   return false;
 }
 
-/* Names the output and records what has that name now, before it is judged: what appears later is then known to be somebody else's. */
-static bool look_at_target(mm_writer *w, mm_err *err) {
+static bool outside_draft(const mm_writer *w, mm_err *err) {
+  const char *dir = w->o.draft ? w->o.draft->dir : NULL;
+  const int inside = dir ? mm_lies_in(w->stage.parent, dir) : 0;
+  if (inside < 0) return mm_fail_errno(err, mm_at(dir, NULL), "look at the directories above", errno);
+  return inside == 0 || usage(err, w->o.target, "found an output that lies in the draft, expected one elsewhere");
+}
+
+static bool name_target(mm_writer *w, mm_err *err) {
   mm_staging *s = &w->stage;
-  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err) || !mm_staging_recover(s, err) ||
-      !mm_staging_look(s, err))
-    return false;
+  if (!mm_staging_name(s, w->o.target, NULL, err) || !mm_staging_outside(s, w->plan->hf->dir, err) || !outside_draft(w, err)) return false;
   w->staging = s->path;
   w->staging_name = s->name;
   w->parent = s->parent;
@@ -83,57 +49,74 @@ static bool look_at_target(mm_writer *w, mm_err *err) {
   return w->journal_name;
 }
 
-/* The target must not be anything that could be lost, nor overlap the source. */
-static bool check_target(mm_writer *w, mm_err *err) {
+/* Called with what has the target's name recorded before it is judged: what appears later is then known to be somebody else's. It must not
+ * be anything that could be lost. compare: also a finished output of this plan with what it should be. */
+static bool check_target(mm_writer *w, bool compare, mm_err *err) {
   const char *target = w->o.target;
-  if (!look_at_target(w, err)) return false;
   if (w->stage.found != MM_TARGET_FULL) return true;
   mm_digest old, mine = w->plan->pack.plan;
   if (w->o.followed && w->o.leftover == MM_LEFTOVER_RESUME && !mm_followed_published(w, &mine, err)) return false;
   mm_err extra = {0};
-  bool archived, ours = is_ours(target, &old, &archived, &extra, err);
+  bool archived, ours = mm_finished_ours(target, &old, &archived, &extra, err);
   if (err->status != MM_OK) return false;
   bool same = ours && mm_digest_equal(&old, &mine) && archived == (w->o.level > 0);
-  if (same && w->o.leftover == MM_LEFTOVER_RESUME && !find_complete(w, archived, err)) return false;
+  const bool resume = w->o.leftover == MM_LEFTOVER_RESUME;
+  if (same && resume && !compare) return true;
+  if (same && resume && !find_complete(w, archived, err)) return false;
   if (w->complete) return true;
   if (!ours) return usage(err, target, "found a directory that is not empty, expected a converted checkpoint or none");
-  if (!w->o.force && w->o.leftover == MM_LEFTOVER_RESUME) return mm_finished_other(w->plan, target, err);
+  if (!w->o.force && resume) return mm_finished_other(w->plan, target, err);
   if (!w->o.force) return usage(err, target, "found a converted checkpoint already there; --force replaces it");
   return extra.status == MM_OK ||
          mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(target, NULL), "found more in it, expected a converted checkpoint alone: %s", extra.text);
 }
 
-/* Bytes of the files of the largest part that no archive of an interrupted run has. */
-static uint64_t largest_part(const mm_writer *w) {
-  const mm_plan *p = w->plan;
-  uint64_t most = 0;
-  for (uint32_t i = 0; i < p->part_count; i++) {
-    uint64_t n = 0;
-    for (uint32_t r = 0; r < p->pack.tp; r++)
-      if (mm_plan_wants(p, i, r) && faccessat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(p, i, r)->file), F_OK, 0) != 0)
-        n += p->part[i].file[r].size;
-    most = mm_max(most, n);
-  }
-  return most;
+/* Bytes of the files of a part that no archive of an interrupted run has. */
+static uint64_t part_bytes(const mm_writer *w, uint32_t part) {
+  uint64_t n = 0;
+  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
+    if (mm_plan_wants(w->plan, part, r) &&
+        faccessat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(w->plan, part, r)->file), F_OK, 0) != 0)
+      n += w->plan->part[part].file[r].size;
+  return n;
 }
 
 /* Refuses an output that cannot fit, with its draft and companions. The size of an archive is not known before it is made, and a source may
  * be freed meanwhile: only one part must fit then. */
 static bool check_space(mm_writer *w, mm_err *err) {
   const bool alone = w->o.level > 0 || mm_follow_frees(w->plan->hf);
-  uint64_t have = 0, whole = alone ? largest_part(w) : w->plan->output_bytes + w->plan->draft.bytes;
+  uint64_t have = 0, whole = alone ? 0 : w->plan->output_bytes + w->plan->draft.bytes;
+  for (uint32_t i = 0; alone && i < w->plan->part_count; i++) whole = mm_max(whole, part_bytes(w, i));
   if (!mm_runs_staged(w, &have, err)) return false;
   return mm_staging_capacity(&w->stage, (whole > have ? whole - have : 0) + w->companion_bytes, err);
 }
 
+static mm_writer opened(mm_plan *p, const mm_writer_options *o) {
+  return (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1, .level = o->level}};
+}
+
+bool mm_writer_check(mm_plan *p, const mm_writer_options *o, mm_err *err) {
+  mm_writer w = opened(p, o);
+  if (!mm_companions_check(p->hf, NULL, err)) return false;
+  if (!o->target) return true;
+  bool ok = name_target(&w, err) && mm_staging_look(&w.stage, err) && check_target(&w, false, err) && mm_runs_usable(&w, err);
+  if (ok) w.stage.dir = openat(w.parent, w.staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (p->draft.bytes && o->leftover == MM_LEFTOVER_RESUME) w.o.leftover = MM_LEFTOVER_RESTART; /* its digest is not known */
+  ok = ok && mm_runs_check(&w, err) && mm_may_rename(w.parent, w.stage.found == MM_TARGET_ABSENT ? NULL : w.stage.new_name, o->target, err);
+  mm_staging_close(&w.stage);
+  mm_arena_close(&w.arena);
+  return ok;
+}
+
 bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err) {
-  *w = (mm_writer){.plan = p, .o = *o, .parent = -1, .dir = -1, .stage = MM_STAGING_NONE, .journal = {.fd = -1}};
+  *w = opened(p, o);
   pthread_mutex_init(&w->lock, NULL);
-  if (!check_target(w, err)) return false;
+  if (!name_target(w, err) || !mm_staging_recover(&w->stage, err) || !mm_staging_look(&w->stage, err) || !check_target(w, true, err))
+    return false;
   if (w->complete) return w->o.shards > 1 || mm_runs_remove_done(w, err);
-  w->journal.level = o->level;
+  if (!mm_runs_usable(w, err)) return false;
   w->skip = mm_calloc(p->step_count, sizeof *w->skip, err);
-  return w->skip && mm_companions_check(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
+  return w->skip && mm_writer_companions(w, err) && mm_runs_take(w, err) && (!w->o.followed || mm_followed_begin(w, err)) &&
          mm_runs_begin(w, err) && check_space(w, err) && mm_blocks_open(&w->blocks, p, w->dir, w->staging, o->buffers, err) &&
          (o->level == 0 || mm_writer_archive_open(w, err));
 }
@@ -159,11 +142,21 @@ void mm_writer_close(mm_writer *w, bool keep) {
   mm_arena_close(&w->arena);
 }
 
+/* Refuses to make a part again whose archive turned out damaged where its plain files do not fit; the archive makes room for them. */
+static bool fits_again(mm_writer *w, uint32_t part, mm_err *err) {
+  uint64_t have = 0;
+  for (uint32_t r = 0; r < w->plan->pack.tp; r++)
+    if (mm_plan_wants(w->plan, part, r)) unlinkat(w->dir, MM_FORMATTED(288, "%s.zst", mm_plan_entry(w->plan, part, r)->file), 0);
+  const uint64_t whole = part_bytes(w, part);
+  return mm_runs_staged(w, &have, err) && mm_staging_capacity(&w->stage, whole > have ? whole - have : 0, err);
+}
+
 bool mm_writer_begin_part(mm_writer *w, uint32_t part, bool *finished, mm_err *err) {
   bool resumed = w->journal.step_count + w->journal.block_count > 0;
   *finished = false;
   if (resumed && w->o.level > 0 && !mm_writer_trust_archived(w, part, finished, err)) return false;
   if (*finished) return mm_writer_remove_plain(w, part, err);
+  if (resumed && w->o.level > 0 && !fits_again(w, part, err)) return false;
   bool *kept = mm_calloc(w->plan->pack.tp, sizeof *kept, err);
   bool ok = kept && mm_blocks_begin(&w->blocks, part, resumed, kept, err) && (!resumed || mm_writer_trust(w, kept, err));
   free(kept);

@@ -69,6 +69,9 @@ typedef struct mm_writer {
 /* Checks the target (MM_USAGE when it exists and is not ours, or lies in the source or around it), takes the staging directory
  * (MM_LOCKED when another run holds it), reads the journal and checks free space (MM_IO). */
 MM_MUST_USE bool mm_writer_open(mm_writer *w, mm_plan *p, const mm_writer_options *o, mm_err *err);
+/* What mm_writer_open refuses of companions, and unless the target is NULL of it and of what runs left next to it; but nothing is written,
+ * and no finished output compared. */
+MM_MUST_USE bool mm_writer_check(mm_plan *p, const mm_writer_options *o, mm_err *err);
 /* Closes without publishing. Keeps what can be continued, or removes it all. Accepts a half-opened writer. */
 void mm_writer_close(mm_writer *w, bool keep);
 
@@ -87,8 +90,8 @@ MM_MUST_USE bool mm_writer_end_part(mm_writer *w, mm_err *err);
 MM_MUST_USE bool mm_writer_publish(mm_writer *w, mm_digest *manifest, mm_err *err);
 
 /* --- companion files of the weights --- */
-/* Refuses at the start what could not be copied at the end. */
-MM_MUST_USE bool mm_companions_check(mm_writer *w, mm_err *err);
+/* Refuses at the start what could not be copied at the end, and adds up its bytes. */
+MM_MUST_USE bool mm_writer_companions(mm_writer *w, mm_err *err);
 /* Copies and writes them, and lists them in w->plan->pack.file; the unsharded layout's digests come last. */
 MM_MUST_USE bool mm_companions_write(mm_writer *w, mm_err *err);
 
@@ -108,11 +111,13 @@ MM_MUST_USE bool mm_writer_replace(mm_writer *w, const char *name, const void *t
 const char *mm_writer_part_end(const mm_writer *w, const char *name, unsigned *rank, unsigned *number);
 
 /* --- runs.c: the journals and files of all runs that make this output --- */
+/* MM_USAGE E_OUTPUT where a name that runs use next to the target holds what none made. */
+MM_MUST_USE bool mm_runs_usable(mm_writer *w, mm_err *err);
 /* A name that a conversion writes, whatever its options; ctx: the writer. */
 bool mm_runs_writes(const void *ctx, const char *name);
 /* Takes the staging directory, shared with other shards: MM_LOCKED when another run holds it. */
 MM_MUST_USE bool mm_runs_take(mm_writer *w, mm_err *err);
-/* Refuses what other runs left, as mm_runs_begin will, for a run that makes a record of sources before that. */
+/* Refuses what other runs left, as mm_runs_begin will, for a run that makes a record of sources before that, or that only plans. */
 MM_MUST_USE bool mm_runs_check(mm_writer *w, mm_err *err);
 /* With the staging directory taken: opens the journal and the place of this run's files, and takes over what ended runs of the same plan
  * made. MM_USAGE E_RESUME or E_LEFTOVER for what other runs left, MM_LOCKED while another run makes the same parts. */
@@ -139,6 +144,8 @@ MM_MUST_USE bool mm_followed_part_done(mm_writer *w, uint32_t part, mm_err *err)
 MM_MUST_USE bool mm_followed_finish(mm_writer *w, mm_err *err);
 /* The target is complete: frees the other files and removes the record. */
 MM_MUST_USE bool mm_followed_end(mm_writer *w, mm_err *err);
+/* MM_USAGE E_OUTPUT where the name of a record holds what no run made. */
+MM_MUST_USE bool mm_followed_usable(const mm_writer *w, mm_err *err);
 /* Removes a record, of any run. */
 void mm_followed_forget(const mm_writer *w);
 /* Before --restart discards what is staged: MM_USAGE E_FREED where nothing else is left of files of another source. */

@@ -15,9 +15,8 @@
 #include "formats/system/file.h"
 #include "formats/system/staging.h"
 
-#define LIST_HEAD "minimax-replaced 1"
-#define LIST_MAX  (UINT64_C(64) << 20)
-#define KEPT_MAX  1000
+#define LIST_MAX (UINT64_C(64) << 20)
+#define KEPT_MAX 1000
 
 static bool no_flags(int reason) { return reason == EINVAL || reason == ENOSYS || reason == EOPNOTSUPP; }
 
@@ -28,7 +27,7 @@ static bool write_list(const mm_staging *s, mm_err *err) {
   size_t n = 0;
   FILE *f = open_memstream(&text, &n);
   if (!f) return mm_fail_memory(err, n);
-  fprintf(f, "%s %" PRIu64 "\n", LIST_HEAD, s->old_ino);
+  fprintf(f, "%s %" PRIu64 "\n", MM_REPLACED_HEAD, s->old_ino);
   for (size_t i = 0; i < s->old_count; i++) {
     const mm_staged_file *x = &s->old[i];
     fprintf(f, "%" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 " %s\n", x->ino, x->size, x->mtime_ns, x->ctime_ns, x->name);
@@ -49,7 +48,7 @@ static bool read_list(mm_staging *s, char *path, mm_err *err) {
   s->old = NULL;
   s->old_count = 0;
   s->old_ino = 0;
-  bool ok = line && sscanf(line, LIST_HEAD " %" SCNu64, &s->old_ino) == 1;
+  bool ok = line && sscanf(line, MM_REPLACED_HEAD " %" SCNu64, &s->old_ino) == 1;
   while (ok && rest && (line = strsep(&rest, "\n")) && rest) { /* each line ends */
     mm_staged_file x = {0};
     int at = 0;
@@ -211,6 +210,7 @@ bool mm_staging_recover(mm_staging *s, mm_err *err) {
   char *path = MM_FORMATTED(PATH_MAX + 16, "%s.replaced", s->path);
   if (faccessat(s->parent, s->list, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
     return errno == ENOENT || mm_fail_errno(err, mm_at(path, NULL), "look at", errno);
+  if (!mm_staging_usable(s, err)) return false;
   if (!mm_staging_take(s, false, err)) return false;
   bool ok = read_list(s, path, err) && finish(s, err);
   if (s->made) unlinkat(s->parent, s->name, AT_REMOVEDIR);

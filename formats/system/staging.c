@@ -221,6 +221,29 @@ bool mm_staging_look(mm_staging *s, mm_err *err) {
 
 /* ---- taking and clearing ---- */
 
+bool mm_staging_begins(int parent, const char *name, const char *text) {
+  char head[64] = {0}, none[sizeof head] = {0};
+  struct stat st;
+  const size_t most = mm_min(strlen(text), sizeof head);
+  const int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT;
+  const ssize_t n = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? pread(fd, head, most, 0) : -1;
+  close(fd);
+  return n >= 0 && (memcmp(head, text, (size_t)n) == 0 || memcmp(head, none, (size_t)n) == 0);
+}
+
+static bool not_a_directory(const mm_staging *s, mm_err *err) {
+  return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(s->path, NULL), "found something that is no directory; move it away");
+}
+
+bool mm_staging_usable(const mm_staging *s, mm_err *err) {
+  struct stat st;
+  if (fstatat(s->parent, s->name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) return not_a_directory(s, err);
+  return mm_staging_begins(s->parent, s->list, MM_REPLACED_HEAD) ||
+         mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(MM_FORMATTED(PATH_MAX + 16, "%s.replaced", s->path), NULL),
+                 "found what no run of this program wrote there; move it away");
+}
+
 /* The capability to act as the owner of any file; true where that cannot be found out. */
 static bool owns_all(void) {
   struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -262,7 +285,7 @@ bool mm_staging_take(mm_staging *s, bool shared, mm_err *err) {
   if (!s->made && errno != EEXIST) return mm_fail_errno(err, mm_at(s->path, NULL), "create", errno);
   if (!s->made && !mm_may_rename(s->parent, s->name, s->path, err)) return false; /* another user's run left it: it cannot be published */
   int fd = openat(s->parent, s->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return mm_fail_errno(err, mm_at(s->path, NULL), "open", errno);
+  if (fd < 0) return errno == ENOTDIR || errno == ELOOP ? not_a_directory(s, err) : mm_fail_errno(err, mm_at(s->path, NULL), "open", errno);
   struct stat held, named;
   int reason = flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0 ? 0 : errno;
   if (mm_no_locks(reason)) {
@@ -349,9 +372,14 @@ void mm_staging_close(mm_staging *s) {
 
 /* ---- programs that begin anew each time ---- */
 
+#define MARK_HEAD "The directory of"
+
 /* Clears the files that a killed run left. A directory that is not empty and has no mark belongs to another program and is refused. */
 static bool begin_anew(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx, mm_err *err) {
-  static const char text[] = "The directory of this name without .mark holds what a run of minimax-archive has not finished.\n";
+  static const char text[] = MARK_HEAD " this name without .mark holds what a run of minimax-archive has not finished.\n";
+  if (!mm_staging_begins(s->parent, s->mark, MARK_HEAD))
+    return mm_fail(err, MM_USAGE, "E_OUTPUT", mm_at(MM_FORMATTED(PATH_MAX + 16, "%s.mark", s->path), NULL),
+                   "found what no run of this program wrote there; move it away");
   if (faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0) return mm_staging_clear(s, ours, ctx, err);
   DIR *d = opendir(s->path);
   if (!d) return mm_fail_errno(err, mm_at(s->path, NULL), "list", errno);
@@ -382,7 +410,7 @@ void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char 
   struct stat held, named;
   if (s->dir < 0) return;
   bool staged = fstat(s->dir, &held) == 0 && fstatat(s->parent, s->name, &named, AT_SYMLINK_NOFOLLOW) == 0 && mm_same_file(&held, &named);
-  bool marked = faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  bool marked = faccessat(s->parent, s->mark, F_OK, AT_SYMLINK_NOFOLLOW) == 0 && mm_staging_begins(s->parent, s->mark, MARK_HEAD);
   bool empty = !staged || (marked ? mm_staging_clear(s, ours, ctx, MM_IGNORED) : s->made);
   if (empty && marked) unlinkat(s->parent, s->mark, 0);
   if (empty && staged) unlinkat(s->parent, s->name, AT_REMOVEDIR);

@@ -66,6 +66,11 @@ bool mm_holds_weights(int dir);
 /* MM_USAGE E_OUTPUT where an attribute (chattr), a mount or the sticky bit of the open folder keeps this user from giving `name` there to
  * another file or directory. name: NULL or absent for a new one; path: what the user called it. */
 MM_MUST_USE bool mm_may_rename(int parent, const char *name, const char *path, mm_err *err);
+/* True if `name` in the open folder is absent, or a regular file that begins with `text`, or is a beginning of it, or of zeros, as a run
+ * leaves one that is killed or loses its power. Nothing else was made by a run. */
+bool mm_staging_begins(int parent, const char *name, const char *text);
+/* MM_USAGE E_OUTPUT where names next to the target that runs use hold what none made. */
+MM_MUST_USE bool mm_staging_usable(const mm_staging *s, mm_err *err);
 /* Finishes or takes back a replacement that a run died in. MM_LOCKED while it is at work. */
 MM_MUST_USE bool mm_staging_recover(mm_staging *s, mm_err *err);
 /* Looks at the target: s->found, and what it holds. MM_USAGE E_OUTPUT for what is no directory, and for a mount point. */
@@ -94,6 +99,7 @@ MM_MUST_USE bool mm_staging_open(mm_staging *s, const char *target, const char *
 void mm_staging_discard(mm_staging *s, bool (*ours)(const void *ctx, const char *name), const void *ctx);
 
 /* --- between staging.c and replaced.c --- */
+#define MM_REPLACED_HEAD "minimax-replaced 1" /* of the list of a replaced directory's files */
 void mm_staging_note(const char *path, const char *text);
 MM_MUST_USE bool mm_staging_exchange(mm_staging *s, mm_err *err);
 /* MM_USAGE E_OUTPUT where an overlay file system is known to refuse mm_staging_exchange; true where that is not known. own: NULL where the

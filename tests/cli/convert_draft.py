@@ -112,6 +112,14 @@ def packed(tmp, draft, tensors):
     assert run("verify", out, "-q")[0] == 0
     status, said = run("convert", "tests/data/tiny-m2", "-o", draft + "/x", "--draft", draft, "-q")
     assert status == 2 and "E_OUTPUT" in said and "inside a checkpoint" in said and not os.path.exists(draft + "/x"), (status, said)
+    os.makedirs(draft + "/sub/deeper")
+    os.symlink(draft + "/sub", tmp + "/sub")
+    for inside in (draft + "/sub/x", draft + "/sub/deeper/x", tmp + "/sub/x"):
+        for way in ([], ["--dry-run"]):
+            status, said = run("convert", "tests/data/tiny-m2", "-o", inside, "--draft", draft, "-q", *way)
+            assert status == 2 and "E_OUTPUT" in said and "lies in the draft" in said and not os.path.exists(inside), (status, said)
+    os.remove(tmp + "/sub")
+    os.removedirs(draft + "/sub/deeper")
     found = stored(out + "/draft.safetensors")
     assert len(found) == 3 + 8 * LAYERS and found["fc.weight"] == ([H, 2 * H], tensors["fc.weight"][1])
     for at in range(LAYERS):
@@ -230,6 +238,17 @@ def no_room_again(tmp):
             if r.returncode != 8:
                 break
         assert r.returncode == 0, (more, r)
+    # An archive's part that is damaged is made again, for which there must be room.
+    again = script[:script.rindex("    exec")] + """    for f in .o.partial/*.zst; do printf x | dd of=$f bs=1 seek=5000 conv=notrunc 2>/dev/null; done
+    $2 "$3" -o o -q $4 --resume; [ $? -eq 5 ] || exit 6
+    rm fill
+    exec $2 "$3" -o o -q $4 --resume"""
+    for _ in range(5):
+        r = subprocess.run(["unshare", "-rm", "sh", "-c", again, "sh", tmp, os.path.abspath(BIN) + "/minimax-convert", os.path.abspath("tests/data/tiny-m2"), "--compress zstd"],
+                           capture_output=True, text=True, check=False, timeout=120)
+        if r.returncode != 8:
+            break
+    assert r.returncode == 0 and "E_SPACE" in r.stderr and "No space left" not in r.stderr, r
 
 
 def changing(folder, tensors):

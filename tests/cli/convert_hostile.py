@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -31,6 +32,11 @@ def refused(root, status, code, *says, args=(), source="src", output="out", **op
     done = convert(os.path.join(root, source), "-o", os.path.join(root, output), *args, **options)
     cf.assert_error(done, "minimax-convert", status, code, *says)
     assert cf.tree(root) == before, f"{code}: found {sorted(set(cf.tree(root)) ^ set(before))}"
+    if code in ("E_OUTPUT", "E_LEFTOVER", "E_RESUME", "E_FS_TYPE", "E_FS_OUTSIDE", "E_FS_MISSING"):  # a dry run says the same
+        dry = convert(os.path.join(root, source), "-o", os.path.join(root, output), "--dry-run", *args, **options)
+        dry.stderr = dry.stderr.replace(b"; --names-only does with config.json and the index alone", b"")
+        assert (dry.returncode, dry.stderr, dry.stdout) == (done.returncode, done.stderr, b""), (done, dry)
+        assert cf.tree(root) == before, code
 
 
 @contextlib.contextmanager
@@ -185,6 +191,8 @@ def companions():
     check(BAD, "E_FS_TYPE", "tokenizer.json", "a FIFO", after=add(os.mkfifo))
     check(BAD, "E_FS_TYPE", "tokenizer.json", "a directory", after=add(os.mkdir))
     check(BAD, "E_FS_OUTSIDE", "tokenizer.json", after=add(lambda p: os.symlink("/etc/passwd", p)))
+    check(BAD, "E_FS_TYPE", "tokenizer.json", "a loop of symbolic links", after=add(lambda p: os.symlink("tokenizer.json", p)))
+    check(BAD, "E_FS_MISSING", "tokenizer.json", "a symbolic link to nothing", after=add(lambda p: os.symlink("nothing", p)))
     with source(after=add(lambda p: open(p, "w").write("{ }"))) as root:
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
         assert open(root + "/out/tokenizer.json").read() == "{ }"
@@ -352,7 +360,7 @@ def locked():
         os.mkdir(root + "/elsewhere")
         open(root + "/elsewhere/precious", "w").close()
         os.symlink("elsewhere", root + "/.out.partial")  # planted
-        refused(root, IO, "E_IO", ".out.partial")
+        refused(root, USAGE, "E_OUTPUT", ".out.partial", "no directory")
         os.remove(root + "/.out.partial")
         cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
         # A run that finds its output complete does not clear what another one is staging there.
@@ -386,6 +394,53 @@ def lock_race():
         cf.assert_error(second, "minimax-convert", LOCKED, "E_LOCKED", ".out.partial")
         cf.ok("minimax-verify", "-q", root + "/out", "--source", root + "/src")
         assert sorted(os.listdir(root)) == ["out", "src"], os.listdir(root)
+
+
+def strangers():
+    """Files of others under the names that runs use next to the output stay, whatever is asked for."""
+    with source() as root:
+        for name in (".out.partial", ".out.partial.journal", ".out.partial.journal.1-2", ".out.partial.replaced", ".out.partial.sources"):
+            path = f"{root}/{name}"
+            for make in (lambda p: open(p, "w").write("my notes"), os.mkdir, os.mkfifo, lambda p: os.symlink("src", p)):
+                make(path)
+                says = ("no directory",) if name == ".out.partial" else ("what no run of this program wrote",)
+                for args in ((), ("--restart",), ("--resume",), ("--part", "0/2"), ("--part", "0/2", "--restart")):
+                    if not (name == ".out.partial" and make is os.mkdir):
+                        done = convert(root + "/src", "-o", root + "/out", *args) if "--part" in args else refused(root, USAGE, "E_OUTPUT", name, *says, args=args)
+                        if done:
+                            cf.assert_error(done, "minimax-convert", USAGE, "E_OUTPUT", name, *says)
+                if os.path.islink(path) or not os.path.isdir(path):
+                    os.remove(path)
+                else:
+                    os.rmdir(path)
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out")
+        open(root + "/.out.partial.journal.3-4", "w").write("my notes")  # a finished output is not in its way
+        open(root + "/.out.partial.journal", "w").write("my notes")
+        cf.ok(CONVERT, "-q", root + "/src", "-o", root + "/out", "--resume")
+        for name in (".out.partial.journal.3-4", ".out.partial.journal"):
+            assert open(f"{root}/{name}").read() == "my notes"
+            os.remove(f"{root}/{name}")
+        open(root + "/.new.partial-pack.mark", "w").write("my notes")
+        before = cf.tree(root)
+        cf.assert_error(cf.run("minimax-archive", "pack", root + "/out", "-o", root + "/new"), "minimax-archive", USAGE, "E_OUTPUT", ".mark")
+        assert cf.tree(root) == before, sorted(set(cf.tree(root)) ^ set(before))
+
+
+def hangup():
+    """A terminal that closes, which may say so twice, stops a run as SIGTERM does; under nohup nothing happens."""
+    with source() as root:
+        os.mkfifo(root + "/pipe")
+        for ignored in (False, True):
+            p = subprocess.Popen([CONVERT, "-q", root + "/src", "-o", root + "/out", "--events", root + "/pipe"], stderr=subprocess.PIPE,
+                                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL))
+            assert b"waiting for a reader" in p.stderr.readline()
+            for _ in range(2):
+                p.send_signal(signal.SIGHUP)
+            if ignored:
+                with open(root + "/pipe", "rb") as f:
+                    assert b'"done"' in f.read()
+            assert p.wait(30) == (0 if ignored else 75), p
+            assert ignored or b"E_INTERRUPTED" in p.stderr.read()
 
 
 def interrupted():
@@ -582,4 +637,4 @@ def code():
 
 if __name__ == "__main__":
     cf.main([whole, code, index_and_files, file_types, layer_types, links, companions, permissions, descriptors, source_paths, output_overlaps, output_exists,
-             force, failing_force, locked, lock_race, interrupted, resumed, no_space, parallel_degree, values, allowed, narrowing, streams])
+             force, failing_force, locked, lock_race, strangers, hangup, interrupted, resumed, no_space, parallel_degree, values, allowed, narrowing, streams])

@@ -209,8 +209,37 @@ def static_scales():
     assert notes(source([one]), "--quant", "bf16") == []
     refused(source(["00000000"]), 3, "E_Q_SCALE", "o_proj.input_scale", "found static scale 0 of activations, as all others")
     assert notes(source(["00000000"]), "--quant", "bf16") == []
+    own = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    taken = "note: the source declares dynamic scales of activations, but has static ones, which are taken (matrices: 4)"
+    dynamic = copy(source([other]), {"quantization_config": own})
+    assert notes(dynamic) == [taken] and notes(dynamic, "--quant", "bf16") == []
+    bare = copy(source([other]), None, {k: v for k, v in source([other]).tensors.items() if not k.endswith("input_scale")})
+    lacks = "note: the source declares static scales of activations, but has none; each token gets its own (tensors: "
+    assert len(notes(bare)) == 1 and notes(bare)[0].startswith(lacks) and notes(bare, "--quant", "bf16") == [], notes(bare)
+    for quiet in (own, {"quant_method": "fp8"}):
+        assert notes(copy(bare, {"quantization_config": quiet})) == []
     some = notes(source([other, "00000000", "00000000"]))
     assert all("static scales" in n for n in some), some
+
+
+def act_scales():
+    """Names and numbers in JSON were chosen one by one: each is of a tensor of the model, of whatever scheme."""
+    c = cf.small()
+    right = {LAYER + "self_attn.qkv_proj.weight.amax": 3, ATTN + "o_proj.input_scale": 0.5, MOE + "experts.w13_weight.amax": 4, MOE + "experts.w2_weight.amax": 5}
+    more = {MOE + "experts.2.w1.activation_scale": 4, ATTN + "k_proj.weight.amax": 3, "lm_head.weight.amax": 1}
+    for layout in ("packed", "hf"):
+        for wrong, status in ((None, 0), ("lm_head.amax", 3), (ATTN + "x_proj.input_scale", 3), ("model.layers.1.self_attn.o_proj.input_scale", 3),
+                              (MOE + "experts.3.w1.input_scale", 3), ("blk.0.ffn.weight.amax", 3)):
+            with Scratch() as root:
+                c.save(root + "/src")
+                with open(root + "/scales.json", "w") as f:
+                    json.dump(right | more | ({wrong: 1} if wrong else {}), f)
+                for way in (["-o", root + "/out"], ["--dry-run"]):
+                    done = cf.run(CONVERT, "-q", root + "/src", *way, "--layout", layout, "--quant", "tensor_wise_fp8", "--act-scales", root + "/scales.json")
+                    if wrong:
+                        cf.assert_error(done, "minimax-convert", status, "E_ACT_SCALES", wrong)
+                    else:
+                        assert done.returncode == 0, done
 
 
 def types():
@@ -248,7 +277,7 @@ def two_files():
         with Scratch() as root:
             cf.assert_error(source(algo, root, own), "minimax-convert", 3, "E_Q_CONFIG", "hf_quant_config.json",
                             f'"quant_algo": found "{algo}", expected one that means "{"FP8_PB_WO" if own else "fp8"}", as config.json says')
-    for algo, own in (("FP8_PB_WO", None), ("FP8", None), ("FP8_PB_WO", modelopt), ("{}", None)):
+    for algo, own in (("FP8_PB_WO", None), ("FP8", None), ("FP8_BLOCK_SCALES", None), ("FP8_PB_WO", modelopt), ("{}", None)):
         with Scratch() as root:
             done = source(algo, root, own)
             assert done.returncode == 0, done.stderr
@@ -274,6 +303,73 @@ def other_width():
     refused(source(8), 3, "E_Q_CONFIG", "weight_packed", "found codes of 4 bits, expected 8 as ", "config.json says")
 
 
+def descriptions():
+    """What a description says of the weights' kind, type, width and groups is held against tensors and the other file."""
+    def nvfp4(config, root, more=None):
+        c, t = cf.small(hidden=32, dim=16, inter=32, fp8=False), {}
+        for k, v in c.tensors.items():
+            if ".experts." not in k:
+                t[k] = v
+                continue
+            (rows, cols), stem = v[1], k[:-len("weight")]
+            t[k] = ("U8", [rows, cols // 2], (bytes(range(256)) * 2)[:rows * cols // 2])
+            t[stem + "weight_scale"] = ("F8_E4M3", [rows, cols // 16], b"\x38" * (rows * cols // 16))
+            t[stem + "weight_scale_2"] = ("F32", [], b"\0\0\x80\x3a")
+        copy(c, config and {"quantization_config": config} if config else None, t).save(root + "/src")
+        for name, text in (more or {}).items():
+            with open(f"{root}/src/{name}", "w") as f:
+                f.write(text)
+        return cf.run(CONVERT, "-q", root + "/src", "-o", root + "/out")
+
+    for algo, right in (("NVFP4", True), ("W4A16_NVFP4", True), ("MIXED_PRECISION", True), ("W4A8_NVFP4_FP8", True), ("FP8", False), ("W4A16_AWQ", False),
+                        ("FP8_PB_WO", False), ("W8A16", False)):
+        with Scratch() as root:
+            done = nvfp4({"quant_method": "modelopt", "quant_algo": algo}, root)
+            if right:
+                assert done.returncode == 0, done
+            else:
+                cf.assert_error(done, "minimax-convert", 3, "E_Q_CONFIG", "experts.0.w1.weight", "found weights in FP4, expected them in", "config.json says")
+
+    # compressed-tensors' groups next to ModelOpt's file, as its converter leaves it: the same kind of weights is no contradiction.
+    def groups(kind, bits, size=16):
+        weights = {"type": kind, "num_bits": bits, "group_size": size, "strategy": "tensor_group", "symmetric": True}
+        return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}}
+    for algo, right in (("NVFP4", True), ("W4A16_NVFP4", True), ("FP8", False), ("W4A16_AWQ", False)):
+        with Scratch() as root:
+            c = copy(cf.small(fp8=False), {"quantization_config": groups("float", 4)})
+            c.save(root + "/src")
+            with open(root + "/src/hf_quant_config.json", "w") as f:
+                json.dump({"quantization": {"quant_algo": algo}}, f)
+            done = cf.run(CONVERT, "-q", root + "/src", "-o", root + "/out")
+            if right:
+                assert done.returncode == 0, done
+            else:
+                cf.assert_error(done, "minimax-convert", 3, "E_Q_CONFIG", "hf_quant_config.json", f'found "{algo}", expected one of weights in FP4, as config.json says')
+
+    fp8 = cf.small()
+    own = fp8.config["quantization_config"]
+    for word in ("float8_e5m2", "e5m2"):
+        refused(copy(fp8, {"quantization_config": own | {"fmt": word}}), 3, "E_Q_CONFIG", "found F8_E4M3, expected F8_E5M2", 'key "fmt"')
+    for word in ("float8_e4m3fn", "e4m3", None):
+        assert notes(copy(fp8, {"quantization_config": own | {"fmt": word}})) == []
+
+    plain = cf.small(fp8=False)
+    for method, name in (("gptq", "quantize_config.json"), ("awq", "quant_config.json")):
+        own = {"quant_method": method, "bits": 4, "group_size": 128, "version": "gemm"} if method == "awq" else {"quant_method": method, "bits": 4, "group_size": 128}
+        for more, says in (({"bits": 8}, 'key "bits": found 8, expected 4'), ({"w_bit": 8}, 'key "w_bit": found 8, expected 4'),
+                           ({"group_size": 64}, 'key "group_size": found 64, expected 128'), ({"q_group_size": -1}, 'key "q_group_size": found -1, expected 128'),
+                           ({"bits": 4, "group_size": 128, "desc_act": False}, None), ({"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, None), ({}, None)):
+            with Scratch() as root:
+                copy(plain, {"quantization_config": own}).save(root + "/src")
+                with open(f"{root}/src/{name}", "w") as f:
+                    json.dump(more, f)
+                done = cf.run(CONVERT, "-q", root + "/src", "-o", root + "/out")
+                if says:
+                    cf.assert_error(done, "minimax-convert", 3, "E_Q_CONFIG", name, says + " as config.json says")
+                else:
+                    assert done.returncode == 0, done
+
+
 def orphans():
     c = cf.small()
     scale = ("F32", [1, 1], cf.values("x", "F32", 1))
@@ -287,4 +383,4 @@ def orphans():
 
 
 if __name__ == "__main__":
-    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, types, two_files, other_width, orphans])
+    cf.main([totals, prefixes, mlx, past_last, blocks, widths, names_alone, static_scales, act_scales, types, two_files, other_width, descriptions, orphans])

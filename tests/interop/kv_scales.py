@@ -147,7 +147,28 @@ if __name__ == "__main__":
     assert "E_DUP_TENSOR" in convert(source("tiny-m2", "src", layers(scalar, ["k_scale", "k_proj.k_scale"])), "no", status=3)
     for own in ("k_scale", "v_scale"):
         for layout in ("packed", "hf"):
-            assert "E_UNKNOWN" in convert(source("tiny-m2", "src", layers(scalar, [own, "kv_scale"])), "no", "--layout", layout, status=3)
+            said = convert(source("tiny-m2", "src", layers(scalar, [own, "kv_scale"])), "no", "--layout", layout, status=3)
+            assert "E_DUP_TENSOR" in said and f'found 1.375 for the keys and values of head 0, expected 0.125 as "model.layers.0.self_attn.{own}"' in said, said
+            convert(TMP + "/src", "dropped", "--layout", layout, "--kv-scales", "drop")
+    assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(scalar, ["k_scale"]) | layers(lambda x: np.full(3, x, np.float32), ["kv_scale"])), "no", status=3)
+
+    # The same number under both names is one scale: the other's, where k or v alone has its own.
+    def same(x):
+        return np.array(0.125, np.float32)
+    for own in (["k_scale"], ["v_scale"], ["k_scale", "v_scale"], ["k_proj.k_scale", "q_scale"]):
+        src = source("tiny-m2", "src", layers(same, [*own, "attn.kv_scale"]))
+        for options in ([], ["--kv-scales", "f32"]):
+            packed = convert(src, "out", "--tp", "2", *options)
+            got = found(Packed(packed))
+            assert len(got) == 4 * (3 if "q_scale" in own else 2) and all((v == 0.125).all() for _, v in got.values()), (own, got)
+            subprocess.run([f"{BIN}/minimax-verify", packed, "--source", src, "-q"], check=True, stdout=subprocess.DEVNULL)
+        again = convert(convert(packed, "hf", "--layout", "hf"), "again", "--tp", "2")
+        assert found(Packed(again)).keys() == got.keys()
+        hf = Unsharded(convert(src, "hf", "--layout", "hf"))
+        assert "model.layers.1.self_attn.v_scale" in hf.tensors or "model.layers.1.self_attn.kv_scale" in hf.tensors, hf.tensors.keys()
+        convert(src, "dropped", "--kv-scales", "drop")
+    src = source("tiny-m2", "src", layers(lambda x: np.full(HEADS, 0.5, np.float16), ["k_scale"]) | layers(lambda x: np.array(0.5, np.float32), ["kv_scale"]))
+    assert all((v == 0.5).all() for _, v in found(Packed(convert(src, "out"))).values())
     for shape in ((3,), (HEADS, 1), (1, HEADS, 1), (HEADS, 1, 2), (1, HEADS, 1, 1)):
         assert "E_SHAPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(shape, x, np.float32), ["k_scale"])), "no", status=3)
     assert "E_DTYPE" in convert(source("tiny-m2", "src", layers(lambda x: np.full(1, x, np.int32), ["k_scale"])), "no", status=3)

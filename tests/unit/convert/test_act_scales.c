@@ -170,17 +170,46 @@ TEST(other_models) {
              {"model.layers.1.self_attn.qkv_proj.weight.amax", true},
              {"model.layers.2.self_attn.qkv_proj.weight.amax", false},
              {"model.layers.99999999999.self_attn.qkv_proj.weight.amax", false},
-             {"model.layers.2.self_attn.o_proj.input_scale", true}, /* of multi-token prediction, which no model here has */
+             {"model.layers.2.self_attn.o_proj.input_scale", false},
              {"lm_head.weight.amax", true}};
   const mm_model model = {.layers = 2, .experts = 3};
+  const mm_rule *attention[] = {rule("q_proj.weight"), rule("k_proj.weight"), rule("v_proj.weight")};
+  const mm_rule *expert[] = {rule("{e}.w1.weight"), rule("{e}.w3.weight")};
+  const mm_pack_tensor qkv = {.name = "model.layers.1.self_attn.qkv_proj.weight", .piece_count = 3};
+  const mm_pack_tensor w13 = {.name = "model.layers.1.block_sparse_moe.experts.w13_weight", .piece_count = 2},
+                       head = {.name = "lm_head.weight"};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     char text[128];
     mm_act_scales s;
     mm_err err = {0};
     snprintf(text, sizeof text, "{\"%s\": 1}", all[i].name);
     assert_true(open_bytes(&s, text, strlen(text), &err));
+    mm_act_scales_mark(&s, &qkv, attention, 1, 3), mm_act_scales_mark(&s, &w13, expert, 1, 3),
+        mm_act_scales_mark(&s, &head, attention, 0, 3);
     assert_int_equal(mm_act_scales_of_model(&s, &model, &err), all[i].fits);
     if (!all[i].fits) assert_non_null(strstr(err.text, "found a scale of another model, expected 2 layers of 3 experts"));
+    mm_act_scales_close(&s);
+  }
+}
+
+/* A checkpoint's own file has names of tensors that are not read, and of multi-token prediction; in JSON each was meant. */
+TEST(names_of_no_tensor) {
+  static const char *const name[] = {"model.layers.2.self_attn.o_proj.input_scale", "model.layers.1.self_attn.x_proj.input_scale",
+                                     "model.layers.0.mlp.fc1.input_scale"};
+  const mm_model model = {.layers = 2, .experts = 3};
+  for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
+    char header[256], text[128];
+    mm_act_scales s;
+    mm_err err = {0};
+    snprintf(header, sizeof header, "{\"%s\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [0, 4]}}", name[i]);
+    assert_true(open_tensors(&s, header, "\0\0\x80\x3f", 4, &err));
+    assert_true(mm_act_scales_of_model(&s, &model, &err));
+    mm_act_scales_close(&s);
+    snprintf(text, sizeof text, "{\"%s\": 1}", name[i]);
+    assert_true(open_bytes(&s, text, strlen(text), &err));
+    assert_false(mm_act_scales_of_model(&s, &model, &err));
+    assert_string_equal(err.code, "E_ACT_SCALES");
+    assert_non_null(strstr(err.text, i == 0 ? "found a scale of another model" : "found the name of no tensor of this model"));
     mm_act_scales_close(&s);
   }
 }

@@ -1,5 +1,5 @@
 /* Rules of KV-cache scales. */
-#include "convert/source/kv_rules.h"
+#include "convert/model/kv_rules.h"
 
 #include <string.h>
 
@@ -23,23 +23,21 @@ static const mm_rule own[][2] = {
 static const mm_rule shared[][2] = {BOTH("kv_scale", "k_scale"), BOTH("kv_scale", "v_scale")};
 _Static_assert(sizeof own / sizeof *own == MM_KV_RULES, "k and v of `shared` take the places of two");
 
-/* The rule that fits the tensor's shape, if there is such a tensor. */
-static const mm_rule *choose(const mm_hf *hf, uint32_t layer, const mm_rule pair[2]) {
+/* The rule that fits the tensor's numbers, if there is such a tensor. */
+static const mm_rule *choose(const mm_kv_source *s, uint32_t layer, const mm_rule pair[2]) {
   char name[256];
-  uint64_t n;
-  const mm_hf_tensor *t = mm_hf_find(hf, mm_rule_name(name, sizeof name, pair[0].theirs, layer, 0));
-  return t ? &pair[mm_shape_count(&t->shape, &n) && n != 1] : NULL;
+  uint64_t n = 0;
+  return s->find(s->ctx, mm_rule_name(name, sizeof name, pair[0].theirs, layer, 0), &n) ? &pair[n != 1] : NULL;
 }
 
-unsigned mm_kv_rules(const mm_hf *hf, const mm_model *m, uint32_t layer, bool doubled, const mm_rule *rule[MM_KV_RULES]) {
+unsigned mm_kv_rules(const mm_kv_source *s, const mm_model *m, uint32_t layer, bool doubled, const mm_rule *rule[MM_KV_RULES]) {
   unsigned n = 0;
+  bool has[2] = {false, false};
   if (!mm_rule_applies(&own[0][0], m, layer)) return 0;
   for (size_t i = 0; i < MM_KV_RULES; i++)
-    if ((rule[n] = choose(hf, layer, own[i]))) n++;
-  for (unsigned i = 0; i < n; i++) /* a kv_scale next to one of these contradicts it and stays unused */
-    if (strcmp(rule[i]->ours, shared[0][0].ours) == 0 || strcmp(rule[i]->ours, shared[1][0].ours) == 0) return n;
-  for (size_t i = 0; i < (doubled ? 2 : 1) && n < MM_KV_RULES; i++)
-    if ((rule[n] = choose(hf, layer, shared[i]))) n++;
+    if ((rule[n] = choose(s, layer, own[i]))) n++, has[i != 0] = has[i != 0] || i < 2;
+  for (size_t i = 0; i < 2; i++) /* next to one of these kv_scale is the other's */
+    if (!has[i] && (doubled || i == 0 || has[0]) && n < MM_KV_RULES && (rule[n] = choose(s, layer, shared[i]))) n++;
   return n;
 }
 

@@ -1,6 +1,6 @@
 /* Processes of one conversion on a shared file system. Built with MPI=1 they are started by mpirun; otherwise there is one. */
-#ifndef MM_CONVERT_MPI_H
-#define MM_CONVERT_MPI_H
+#ifndef MM_MPI_H
+#define MM_MPI_H
 
 #include "formats/system/base.h"
 

@@ -1,5 +1,5 @@
 /* The only file that knows MPI. */
-#include "convert/report/mpi.h"
+#include "formats/mpi.h"
 
 #ifdef MM_MPI
 #include <limits.h>
