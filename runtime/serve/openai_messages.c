@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/chat/cut_arguments.h"
+#include "runtime/chat/replay.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/reasoning_fields.h"
 
@@ -21,6 +23,9 @@ bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments,
   if (blank == text->n) return *text = (mm_str){0}, true;
   const mm_value *v = mm_body_parse(&c->arena, text->p, text->n, &wrong);
   if (!v && wrong.status != MM_BAD_INPUT) return *err = wrong, false;
+  mm_err cut = {0};
+  if (!v && mm_arguments_close(&c->arena, *text, text, &cut)) v = mm_body_parse(&c->arena, text->p, text->n, &cut); /* a limit cut it off */
+  if (!v && cut.status && cut.status != MM_BAD_INPUT) return *err = cut, false;
   static const char body[] = "E_JSON: body: "; /* the arguments are a text of their own */
   const char *reason = wrong.text + (strncmp(wrong.text, body, sizeof body - 1) == 0 ? sizeof body - 1 : 0);
   if (!v) return mm_refuse(c, 400, param, "%s: the arguments of a call: %s", param, reason);
