@@ -223,11 +223,28 @@ static int by_name(const void *a, const void *b) {
   return order ? order : compare(x->json, y->json);
 }
 
-/* A call of a name is one of one tool: two of a name are the same tool. Sorts them. */
-static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count) {
+static bool put_parsed(mm_call *c, mm_str json, mm_text *out, mm_err *err) {
+  const mm_value *v = mm_body_parse(&c->arena, json.p, json.n, err);
+  return v && ((mm_value_put_parsed(out, &c->arena, v) && !out->failed) || mm_fail_memory(err, json.n));
+}
+
+static bool say_the_same(mm_call *c, mm_str a, mm_str b, bool *same, mm_err *err) {
+  mm_text x = {0}, y = {0};
+  const bool ok = put_parsed(c, a, &x, err) && put_parsed(c, b, &y, err);
+  *same = ok && x.n == y.n && memcmp(x.p, y.p, x.n) == 0;
+  free(x.p);
+  free(y.p);
+  return ok;
+}
+
+/* A call of a name is one of one tool: two of a name are the same tool, whatever their spacing and the order of keys. Sorts them. */
+static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count, mm_err *err) {
   qsort(tool, count, sizeof *tool, by_name);
-  for (size_t i = 1; i < count; i++)
-    if (mm_str_equal(tool[i - 1].name, tool[i].name) && !mm_str_equal(tool[i - 1].json, tool[i].json))
+  for (size_t i = 1; i < count; i++) {
+    bool same = true;
+    if (!mm_str_equal(tool[i - 1].name, tool[i].name) || mm_str_equal(tool[i - 1].json, tool[i].json)) continue;
+    if (!say_the_same(c, tool[i - 1].json, tool[i].json, &same, err)) return false;
+    if (!same)
       return mm_refuse(c, 400, "tools", "tools: two of the name \"%s\" differ", MM_ESCAPED_BYTES(128, tool[i].name.p, tool[i].name.n));
   return true;
 }
@@ -243,6 +260,7 @@ static bool read_strict(mm_call *c, const mm_value *tool, const mm_value *functi
   bool outer = false;
   if (!mm_field_bool(c, function, "strict", strict) || !mm_field_bool(c, tool, "strict", &outer)) return false;
   if (mm_value_get(tool, "strict") && mm_value_get(function, "strict") && outer != *strict)
+  }
     return mm_refuse(c, 400, "tools", "tools: strict contradicts function.strict");
   *strict |= outer;
   return true;
@@ -273,7 +291,7 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     *one++ = (named){mm_str_of(name), {function->raw, function->raw_n}};
     if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !read_strict(c, v, function, &t++->strict)) return false;
   }
-  return refuse_two_of_a_name(c, all, list->count);
+  return refuse_two_of_a_name(c, all, list->count, err);
 }
 
 /* The member of that key, which may be null. */
@@ -318,7 +336,7 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
     if (!mm_field_bool(c, v, "strict", &t[out->tool_count++].strict)) return false;
   }
   out->tool = t;
-  return refuse_two_of_a_name(c, all, list->count);
+  return refuse_two_of_a_name(c, all, out->tool_count, err);
 }
 
 /* Leaves the tools that the list names, each as in `tools`, and no others. */
