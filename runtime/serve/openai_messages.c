@@ -315,6 +315,30 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
   named *all = mm_arena_alloc(&c->arena, list->count * sizeof *all, err);
   if (!t || !all) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
+bool mm_tool_is_hosted(const mm_value *tool) {
+  static const char *const types[] = {"apply_patch",
+                                      "code_interpreter",
+                                      "computer",
+                                      "computer_use_preview",
+                                      "custom",
+                                      "file_search",
+                                      "image_generation",
+                                      "local_shell",
+                                      "mcp",
+                                      "namespace",
+                                      "programmatic_tool_calling",
+                                      "shell",
+                                      "tool_search",
+                                      "web_search",
+                                      "web_search_2025_08_26",
+                                      "web_search_preview",
+                                      "web_search_preview_2025_03_11"};
+  const mm_value *type = mm_value_get(tool, "type");
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+    if (mm_value_is(type, types[i])) return true;
+  return false;
+}
+
     const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *parameters = mm_value_get(v, schema), *about;
     if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
@@ -330,6 +354,7 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
     char *json = mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s%s%.*s}}", RAW(name),
                                  shown[0] ? ", \"description\": " : "", RAW(shown[0]), shown[1] ? ", \"parameters\": " : "", RAW(shown[1]),
                                  shown[2] ? ", \"strict\": " : "", RAW(shown[2]));
+    if (!anthropic && mm_tool_is_hosted(v)) continue;
     if (!json) return false;
     t[out->tool_count] = (mm_chat_tool){.json = {json, strlen(json)}};
     all[out->tool_count] = (named){mm_str_of(name), t[out->tool_count].json};

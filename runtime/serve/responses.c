@@ -78,10 +78,24 @@ static void put_field(const mm_call *c, const char *key, const char *otherwise, 
 }
 
 /* Fields of the request that each response has, written once: they may be long. */
+/* Those that the model sees. */
+static void put_tools(const mm_call *c, mm_text *out) {
+  const mm_value *v = mm_value_get(c->body, "tools");
+  bool first = true;
+  mm_text_put(out, ",\"tools\":[");
+  for (const mm_value *t = v && v->type == MM_VALUE_ARRAY ? v->first : NULL; t; t = t->next) {
+    if (mm_tool_is_hosted(t)) continue;
+    if (!first) mm_text_put(out, ",");
+    first = false;
+    put_value(t, out);
+  }
+  mm_text_put(out, "]");
+}
+
 static void write_echo(mm_call *c) {
   put_field(c, "instructions", "null", &c->echo);
   put_field(c, "metadata", "{}", &c->echo);
-  put_field(c, "tools", "[]", &c->echo);
+  put_tools(c, &c->echo);
   put_field(c, "tool_choice", "\"auto\"", &c->echo);
   put_field(c, "parallel_tool_calls", "true", &c->echo);
   put_field(c, "max_output_tokens", "null", &c->echo);
