@@ -147,7 +147,8 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   if (!m || !read_system(c, m, &n, err)) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
-    const bool user = mm_value_is(role, "user"), system = mm_value_is(role, "system");
+    const bool user = mm_value_is(role, "user") || mm_value_is(role, "ctx") || mm_value_is(role, "msg"); /* two of Claude Code's */
+    const bool system = mm_value_is(role, "system");
     if (!user && !system && !mm_value_is(role, "assistant"))
       return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user, assistant or system", MM_SHOWN_VALUE(role));
     if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");

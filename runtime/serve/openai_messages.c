@@ -102,24 +102,35 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
                    MM_SHOWN_VALUE(role));
 }
 
-/* The reasoning as MiniMax's own server has it: a list of objects with a text, which are joined. */
-static bool read_details(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
-  const mm_value *details;
+/* Lists of reasoning, and the keys of their texts. */
+typedef struct thoughts {
+  const char *list, *key, *other;
+} thoughts;
+
+/* The text of a part; NULL: it has none, as what only its maker can read. */
+static bool part_of_thoughts(mm_call *c, const thoughts *t, const mm_value *part, const mm_value **text) {
+  *text = mm_value_get(part, t->key);
+  if (!*text) *text = mm_value_get(part, t->other);
+  if (*text ? (*text)->type == MM_VALUE_STRING : part->type == MM_VALUE_OBJECT && mm_value_get(part, "type")) return true;
+  return mm_refuse(c, 400, "messages", "messages: a part of %s has no text", t->list);
+}
+
+/* The reasoning as MiniMax's own server and OpenRouter have it, or LiteLLM: a list of objects with a text, which are joined. */
+static bool read_thoughts(mm_call *c, const mm_value *v, const thoughts *t, mm_message *m, mm_err *err) {
+  const mm_value *list, *text;
   size_t n = 0;
-  if (!mm_field(c, v, "reasoning_details", MM_VALUE_ARRAY, &details)) return false;
-  if (!details || m->reasoning.n) return true;
-  for (const mm_value *d = details->first; d; d = d->next) {
-    const mm_value *text = mm_value_get(d, "text");
-    if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of reasoning_details has no text");
-    n += text->n;
+  if (!mm_field(c, v, t->list, MM_VALUE_ARRAY, &list)) return false;
+  if (!list || m->reasoning.n) return true;
+  for (const mm_value *d = list->first; d; d = d->next) {
+    if (!part_of_thoughts(c, t, d, &text)) return false;
+    n += text ? text->n : 0;
   }
   char *joined = mm_arena_alloc(&c->arena, n + 1, err);
   if (!joined) return false;
   m->reasoning = (mm_str){joined, n};
-  for (const mm_value *d = details->first; d; d = d->next) {
-    const mm_str text = mm_str_of(mm_value_get(d, "text"));
-    if (text.n) memcpy(joined, text.p, text.n);
-    joined += text.n;
+  for (const mm_value *d = list->first; d; d = d->next) {
+    if (!part_of_thoughts(c, t, d, &text)) return false;
+    if (text && text->n) memcpy(joined, text->text, text->n), joined += text->n;
   }
   return true;
 }
@@ -127,6 +138,7 @@ static bool read_details(mm_call *c, const mm_value *v, mm_message *m, mm_err *e
 /* What else a message of the assistant may have said. */
 static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   static const char *const unserved[] = {"function_call", "audio"};
+  static const thoughts lists[] = {{"reasoning_details", "text", "summary"}, {"thinking_blocks", "thinking", "thinking"}};
   for (size_t i = 0; i < 2; i++)
     if (mm_value_get(v, unserved[i]))
       return mm_refuse(c, 400, "messages", "messages: %s of a message is not served%s", unserved[i], i ? "" : ", tool_calls are");
@@ -135,20 +147,22 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
       !mm_field(c, v, "reasoning", MM_VALUE_STRING, &other))
     return false;
   m->reasoning = mm_str_of(reasoning ? reasoning : other);
-  if (!read_details(c, v, m, err)) return false;
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+    if (!read_thoughts(c, v, &lists[i], m, err)) return false;
   return !refusal || m->part_count || read_content(c, refusal, m, err);
 }
 
 bool mm_message_check(mm_call *c, const mm_value *v, const char *instead) {
-  static const char *const fields[] = {"tool_calls", "function_call", "audio",  "reasoning_content", "reasoning", "reasoning_details",
-                                       "refusal",    "tools",         "images", "documents"};
+  static const char *const fields[] = {
+      "tool_calls",      "function_call", "audio",  "reasoning_content", "reasoning", "reasoning_details", "refusal",
+      "thinking_blocks", "tools",         "images", "documents"};
   static const char *const other[] = {"give tools in the request", "texts in its content are", "texts in its content are"};
   const char *field = c->api->prompt ? c->api->prompt : "messages";
   for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
     const bool some = m->type == MM_VALUE_STRING ? m->n > 0 : m->type >= MM_VALUE_ARRAY && m->count;
     for (size_t i = 0; some && i < sizeof fields / sizeof *fields; i++)
       if (mm_value_key_is(m, fields[i]))
-        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i], i < 7 ? instead : other[i - 7]);
+        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i], i < 8 ? instead : other[i - 8]);
   }
   return true;
 }
@@ -246,6 +260,7 @@ static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count, mm_err *
     if (!say_the_same(c, tool[i - 1].json, tool[i].json, &same, err)) return false;
     if (!same)
       return mm_refuse(c, 400, "tools", "tools: two of the name \"%s\" differ", MM_ESCAPED_BYTES(128, tool[i].name.p, tool[i].name.n));
+  }
   return true;
 }
 
@@ -260,7 +275,6 @@ static bool read_strict(mm_call *c, const mm_value *tool, const mm_value *functi
   bool outer = false;
   if (!mm_field_bool(c, function, "strict", strict) || !mm_field_bool(c, tool, "strict", &outer)) return false;
   if (mm_value_get(tool, "strict") && mm_value_get(function, "strict") && outer != *strict)
-  }
     return mm_refuse(c, 400, "tools", "tools: strict contradicts function.strict");
   *strict |= outer;
   return true;
@@ -301,20 +315,6 @@ static const mm_value *member(const mm_value *object, const char *key) {
   return v;
 }
 
-/* As it stands in the request, for a format. */
-#define RAW(v) (v) ? (int)(v)->raw_n : 0, (v) ? (v)->raw : ""
-
-/* The tool's text is what chat's form of the same tool would be: all that it may hold, null too. */
-bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err) {
-  const mm_value *list;
-  const bool anthropic = c->api->anthropic;
-  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
-  if (!list || !list->count) return true;
-  if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tools", "tools: more than %d", TOOLS_MAX);
-  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
-  named *all = mm_arena_alloc(&c->arena, list->count * sizeof *all, err);
-  if (!t || !all) return false;
-  for (const mm_value *v = list->first; v; v = v->next) {
 bool mm_tool_is_hosted(const mm_value *tool) {
   static const char *const types[] = {"apply_patch",
                                       "code_interpreter",
@@ -339,7 +339,22 @@ bool mm_tool_is_hosted(const mm_value *tool) {
   return false;
 }
 
+/* As it stands in the request, for a format. */
+#define RAW(v) (v) ? (int)(v)->raw_n : 0, (v) ? (v)->raw : ""
+
+/* The tool's text is what chat's form of the same tool would be: all that it may hold, null too. */
+bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err) {
+  const mm_value *list;
+  const bool anthropic = c->api->anthropic;
+  if (!mm_field(c, c->body, "tools", MM_VALUE_ARRAY, &list)) return false;
+  if (!list || !list->count) return true;
+  if (list->count > TOOLS_MAX) return mm_refuse(c, 400, "tools", "tools: more than %d", TOOLS_MAX);
+  mm_chat_tool *t = mm_arena_alloc(&c->arena, list->count * sizeof *t, err);
+  named *all = mm_arena_alloc(&c->arena, list->count * sizeof *all, err);
+  if (!t || !all) return false;
+  for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *parameters = mm_value_get(v, schema), *about;
+    if (!anthropic && mm_tool_is_hosted(v)) continue;
     if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
@@ -354,7 +369,6 @@ bool mm_tool_is_hosted(const mm_value *tool) {
     char *json = mm_arena_printf(&c->arena, err, "{\"type\": \"function\", \"function\": {\"name\": %.*s%s%.*s%s%.*s%s%.*s}}", RAW(name),
                                  shown[0] ? ", \"description\": " : "", RAW(shown[0]), shown[1] ? ", \"parameters\": " : "", RAW(shown[1]),
                                  shown[2] ? ", \"strict\": " : "", RAW(shown[2]));
-    if (!anthropic && mm_tool_is_hosted(v)) continue;
     if (!json) return false;
     t[out->tool_count] = (mm_chat_tool){.json = {json, strlen(json)}};
     all[out->tool_count] = (named){mm_str_of(name), t[out->tool_count].json};
