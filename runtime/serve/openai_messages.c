@@ -29,6 +29,7 @@ bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments,
   static const char body[] = "E_JSON: body: "; /* the arguments are a text of their own */
   const char *reason = wrong.text + (strncmp(wrong.text, body, sizeof body - 1) == 0 ? sizeof body - 1 : 0);
   if (!v) return mm_refuse(c, 400, param, "%s: the arguments of a call: %s", param, reason);
+  if (v->type == MM_VALUE_NULL) return *text = (mm_str){0}, true;
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
   return true;
 }

@@ -18,7 +18,8 @@ typedef struct mm_tool_rules {
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
 
 /* Shared with the other APIs. */
-/* The arguments of a call as the text of a JSON object, from such a text or an object; an empty text, and NULL, are none. */
+/* The arguments of a call as the text of a JSON object, from such a text or an object; an empty text, null and NULL are
+ * none. An object that was cut off ends where its text does. */
 MM_MUST_USE bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments, mm_str *text, mm_err *err);
 /* Refuses a message that has calls, reasoning or tools in fields of another kind of message or API, where nobody would see them.
  * `instead`: what to give. */

@@ -157,7 +157,7 @@ def formed(s):
 
 
 def thoughts(s):
-    """Items of reasoning of one message are joined, one without a content says its summary, and blank arguments are none, as no arguments are."""
+    """Items of reasoning of one message are joined, one without a content says its summary, and blank arguments and null are none, as no arguments are."""
     def tokens(reasoning, arguments="{}", **more):
         items = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": x}], **more} for x in reasoning]
         call = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}, {"type": "function_call_output", "call_id": "c", "output": "r"}]
@@ -169,7 +169,7 @@ def thoughts(s):
         assert tokens(["x"], summary=summary, content=content) == tokens(["Alpha beta gamma."])
     assert tokens(["gamma."], summary=summary) == tokens(["gamma."])
     said = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]
-    for blank in ("", " ", " \n\t"):
+    for blank in ("", " ", " \n\t", "null", " null\n"):
         assert tokens(["x"], blank) == tokens(["x"])
         other = json.loads(json.dumps(said).replace('"{}"', json.dumps(blank)))
         a, b = (s.post(CHAT, {**ONE, "messages": [user("x"), *m, {"role": "tool", "tool_call_id": "c", "content": "r"}]}) for m in (said, other))
