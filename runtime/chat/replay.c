@@ -80,9 +80,8 @@ static void put_number(mm_text *out, const mm_value *v) {
   mm_text_printf(out, "e%ld,", power + (long)point - (long)last - (last < point));
 }
 
-/* A value as clients have it that parsed it: the order of keys is not of it. Recursion is bounded by the depth that
- * mm_body_parse reads. */
-static bool put_value(mm_text *out, mm_arena *a, const mm_value *v) {
+/* Recursion is bounded by the depth that mm_body_parse reads. */
+bool mm_value_put_parsed(mm_text *out, mm_arena *a, const mm_value *v) {
   if (v->type == MM_VALUE_NUMBER) return put_number(out, v), true;
   if (v->type != MM_VALUE_OBJECT && v->type != MM_VALUE_ARRAY) return mm_tojson(out, v), true;
   const bool object = v->type == MM_VALUE_OBJECT;
@@ -94,7 +93,7 @@ static bool put_value(mm_text *out, mm_arena *a, const mm_value *v) {
   mm_text_printf(out, "%c%zu:", object ? '{' : '[', n);
   for (size_t i = 0; i < n; i++) {
     if (object) put_text(out, (mm_str){member[i]->key, member[i]->key_n});
-    if (!put_value(out, a, member[i])) return false;
+    if (!mm_value_put_parsed(out, a, member[i])) return false;
   }
   return true;
 }
@@ -109,7 +108,7 @@ static bool put_calls(mm_text *out, const mm_message *m) {
     const mm_value *v = c->arguments.n ? mm_body_parse(&arena, c->arguments.p, c->arguments.n, &wrong) : NULL;
     mm_text_clear(&json);
     if (!v) mm_text_put(&json, "{0:");
-    ok = c->id.n && (v ? put_value(&json, &arena, v) : !c->arguments.n) && !json.failed;
+    ok = c->id.n && (v ? mm_value_put_parsed(&json, &arena, v) : !c->arguments.n) && !json.failed;
     put_text(out, c->id);
     put_text(out, c->name);
     if (ok) put_text(out, (mm_str){json.p, json.n});

@@ -3,6 +3,8 @@
 #ifndef MM_RUNTIME_REPLAY_H
 #define MM_RUNTIME_REPLAY_H
 
+#include "formats/body.h"
+#include "formats/text.h"
 #include "runtime/chat/conversation.h"
 
 typedef struct mm_replay mm_replay;
@@ -19,5 +21,9 @@ MM_MUST_USE bool mm_replay_add(mm_replay *r, const mm_message *m, const int32_t 
 /* The tokens of a message that came back, for mm_message.sampled, and their opening; they stay until the next mm_replay_add. NULL: the
  * message is not stored, or was changed. Its reasoning may be absent or empty; another one is a change. */
 const int32_t *mm_replay_find(mm_replay *r, const mm_message *m, size_t *count, mm_opening *opening);
+
+/* Adds a value as clients have it that parsed it: equal values are equal texts, whatever their spacing, the order of keys and the digits of
+ * a number. False without memory. */
+MM_MUST_USE bool mm_value_put_parsed(mm_text *out, mm_arena *a, const mm_value *v);
 
 #endif

@@ -266,7 +266,9 @@ static const mm_form *arguments_form(maker *m, bool bound) {
   if (json->kind == MM_FORM_CHOICE) json = json->by_first[MM_FIRST_OBJECT];
   const bool objects = json && json->kind == MM_FORM_UNION && m->rules->family == MM_CHAT_M1 && mm_schema_first_of(json) == MM_FIRST_OBJECT;
   if (!json || (!objects && json->kind != MM_FORM_OBJECT && json->kind != MM_FORM_MAP))
-    return mm_call_unserved(m, "its parameters are no object"), NULL;
+    return mm_call_unserved(m, json && json->kind == MM_FORM_UNION ? "alternatives of its parameters are not served in this format's calls"
+                                                                   : "its parameters are no object"),
+           NULL;
   if (!none || json->kind != MM_FORM_MAP) return json;
   mm_form *f = mm_call_new(m, MM_FORM_MAP);
   if (f) *f = *mm_schema_any_object(), f->most = 0;

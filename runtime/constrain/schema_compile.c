@@ -96,7 +96,7 @@ const mm_schema_keyword mm_schema_keywords[] = {
      "without `propertyNames`. Narrowed: all keys of an object without `properties` match the same pattern and no other one; next to "
      "`properties` further keys fit `additionalProperties`, or, where that is no schema, match the first pattern alone, without a number "
      "of properties"},
-    {"propertyNames", "without `properties`; a schema of strings"},
+    {"propertyNames", "a schema of strings; next to `properties` one that all strings fit"},
     {"minProperties", "without `properties`: 1 at most. With `properties`: up to 254 of them, and no schema in `additionalProperties`"},
     {"maxProperties", "the same, and any number without `properties`"},
     {"items", "a schema, `false`, or a list, which is read as `prefixItems`"},
@@ -172,7 +172,10 @@ static bool listed(const char *const *list, const mm_value *member) {
   return *list;
 }
 
-bool mm_schema_is_annotation(const mm_value *member) { return listed(mm_schema_annotations, member); }
+bool mm_schema_is_annotation(const mm_value *member) {
+  const bool extension = member->key_n > 2 && memcmp(member->key, "x-", 2) == 0; /* OpenAPI's */
+  return extension || listed(mm_schema_annotations, member);
+}
 
 bool mm_schema_alone(mm_schema_compiler *p, const mm_value *schema, const char *keyword, const char *with) {
   char key[96];

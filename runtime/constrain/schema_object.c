@@ -68,9 +68,18 @@ static bool compile_patterns(mm_schema_compiler *p, const mm_value *patterns, co
   return !out->least || mm_schema_unserved(p, "minProperties", " where keys match no pattern that is left");
 }
 
+/* The schema of the keys, where it says more than that they are strings, as Zod's records do; else NULL. */
+static const mm_value *names_of(const mm_value *schema) {
+  const mm_value *names = mm_value_get(schema, "propertyNames");
+  if (!names || names->type != MM_VALUE_OBJECT) return mm_schema_is_true(names) ? NULL : names;
+  for (const mm_value *m = names->first; m; m = m->next)
+    if (!mm_schema_is_annotation(m) && !(mm_value_key_is(m, "type") && mm_value_is(m, "string"))) return names;
+  return NULL;
+}
+
 /* An object without properties: any keys, or those of propertyNames or patternProperties. */
 static bool compile_map(mm_schema_compiler *p, const mm_value *schema, const mm_value *more, mm_form *out) {
-  const mm_value *names = mm_value_get(schema, "propertyNames"), *patterns = mm_value_get(schema, "patternProperties");
+  const mm_value *names = names_of(schema), *patterns = mm_value_get(schema, "patternProperties");
   *out = (mm_form){.kind = MM_FORM_MAP, .item = &mm_schema_any_value, .most = UINT32_MAX};
   uint32_t most = UINT32_MAX, least = 0;
   if (!mm_schema_count(p, schema, "minProperties", &least) || !mm_schema_count(p, schema, "maxProperties", &most)) return false;
@@ -203,7 +212,7 @@ bool mm_schema_compile_object(mm_schema_compiler *p, const mm_value *schema, mm_
   if ((!properties || !properties->count) && (!required || !required->count)) return compile_map(p, schema, more, out);
   /* The keys are there while their values are compiled, which may hold the object itself. */
   *out = (mm_form){.kind = MM_FORM_OBJECT, .most = UINT32_MAX, .closed = mm_schema_is_false(more) && !patterns};
-  if (mm_value_get(schema, "propertyNames")) return mm_schema_unserved(p, "propertyNames", " with properties");
+  if (names_of(schema)) return mm_schema_unserved(p, "propertyNames", " with properties");
   if (!add_keys(p, schema, more, &d, out) || !compile_members(p, d, out)) return false;
   const mm_form *other = NULL, *key = NULL;
   const mm_value *match = patterns ? patterns->first : NULL, *of = more && more->type == MM_VALUE_OBJECT ? more : match;

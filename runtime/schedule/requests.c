@@ -183,6 +183,7 @@ static void publish(mm_scheduler *s) {
 }
 
 void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *err) {
+  const uint32_t ran = j->slot >= 0; /* perhaps for one step alone, of which nothing was shown yet */
   mm_receive_leave(j);
   mm_schedule_leave(s, j, reason != MM_FINISH_ERROR);
   mm_drafts_keep(s, j);
@@ -192,7 +193,7 @@ void mm_scheduler_end(mm_scheduler *s, job *j, mm_finish reason, const mm_err *e
   *(j->previous ? &j->previous->next : &s->living) = j->next;
   if (j->next) j->next->previous = j->previous;
   s->live--;
-  show(s, s->stats.running); /* and its tokens are counted */
+  show(s, (uint32_t)mm_max(s->stats.running, ran)); /* and its tokens are counted */
   pthread_mutex_unlock(&s->lock);
   j->r.done(j->r.user, reason, &progress, reason == MM_FINISH_ERROR ? err : NULL);
   j->ended = true;

@@ -147,7 +147,8 @@ static bool read_messages(mm_call *c, mm_conversation *out, mm_err *err) {
   if (!m || !read_system(c, m, &n, err)) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *role = mm_value_get(v, "role"), *content = mm_value_get(v, "content");
-    const bool user = mm_value_is(role, "user"), system = mm_value_is(role, "system");
+    const bool user = mm_value_is(role, "user") || mm_value_is(role, "ctx") || mm_value_is(role, "msg"); /* two of Claude Code's */
+    const bool system = mm_value_is(role, "system");
     if (!user && !system && !mm_value_is(role, "assistant"))
       return mm_refuse(c, 400, "messages", "messages: found the role %.60s, expected user, assistant or system", MM_SHOWN_VALUE(role));
     if (!content) return mm_refuse(c, 400, "messages", "messages: a message has no content");
@@ -173,13 +174,19 @@ static bool read_choice(mm_call *c, mm_conversation *v, mm_tool_rules *r) {
   *r = (mm_tool_rules){0};
   if (!mm_field_bool(c, choice, "disable_parallel_tool_use", &r->one_call)) return false;
   type = mm_value_get(choice, "type");
+  const bool named = mm_value_is(type, "tool");
+  for (const mm_value *m = choice ? choice->first : NULL; m; m = m->next) {
+    const bool other = mm_value_key_is(m, "function") || mm_value_key_is(m, "allowed_tools") || mm_value_key_is(m, "tools");
+    if (m->type != MM_VALUE_NULL && (other || (!named && mm_value_key_is(m, "name"))))
+      return mm_refuse(c, 400, "tool_choice", "tool_choice: found %s, expected the type tool and a name to choose one", m->key);
+  }
   if (!choice || mm_value_is(type, "auto")) return true;
   if (mm_value_is(type, "none")) {
     r->choice = MM_TOOLS_NONE;
     v->tool_count = 0;
     return true;
   }
-  if (!mm_value_is(type, "any") && !mm_value_is(type, "tool"))
+  if (!mm_value_is(type, "any") && !named)
     return mm_refuse(c, 400, "tool_choice", "tool_choice: found %.60s, expected auto, any, tool or none", MM_SHOWN_VALUE(type));
   return mm_tool_choose(c, v, r, mm_value_is(type, "any"), mm_value_get(choice, "name"), "the type auto, any, none");
 }

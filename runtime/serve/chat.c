@@ -3,6 +3,7 @@
 #include "runtime/serve/apis.h"
 #include "runtime/serve/content_fields.h"
 #include "runtime/serve/fields.h"
+#include "runtime/serve/reasoning_fields.h"
 #include "runtime/serve/turn.h"
 
 /* ---- The stream ---- */
@@ -122,16 +123,19 @@ static void add_logprobs(mm_choice *ch, const mm_token *t) {
 static bool read_fields(mm_call *c, mm_turn_settings *set) {
   mm_params *p = &c->params;
   int64_t top = 0;
-  bool split = true, include = true;
+  bool split = true, include = true, exclude = false;
   if (!mm_field_bool(c, c->body, "logprobs", &p->logprobs) || !mm_field_int(c, c->body, "top_logprobs", 0, MM_LOGPROBS, &top) ||
       !mm_params_limit(c, "max_completion_tokens") || !mm_field_bool(c, c->body, "reasoning_split", &split) ||
-      !mm_field_bool(c, c->body, "include_reasoning", &include))
+      !mm_field_bool(c, c->body, "include_reasoning", &include) || !mm_reasoning_excluded(c, &exclude))
     return false;
+  if (exclude && include && mm_value_get(c->body, "include_reasoning"))
+    return mm_refuse(c, 400, "include_reasoning", "include_reasoning: contradicts reasoning.exclude");
   if (!split && !include) return mm_refuse(c, 400, "include_reasoning", "include_reasoning: reasoning_split makes the reasoning content");
+  if (!split && exclude) return mm_refuse(c, 400, "reasoning", "reasoning.exclude: reasoning_split makes the reasoning content");
   if (top && !p->logprobs) return mm_refuse(c, 400, "top_logprobs", "top_logprobs: logprobs is not true");
   p->top_logprobs = (uint32_t)top;
   set->append_think = !split;
-  set->no_reasoning = !include;
+  set->no_reasoning = !include || exclude;
   return true;
 }
 

@@ -16,13 +16,14 @@ typedef enum nothing {
   NOTHING_N, /* as many as n */
   NOTHING_FALSE,
   NOTHING_TRUE,
-  NOTHING_EMPTY,   /* "", [] or {} */
-  NOTHING_WORDS,   /* one of `words` */
-  NOTHING_CALL,    /* "auto", or "none" where the model sees no tools */
-  NOTHING_TEXT,    /* a format of the type text */
-  NOTHING_PLAIN,   /* a list of nothing but "text" */
-  NOTHING_ENABLED, /* true, or an object whose type is not disabled */
-  NOTHING_LOGPROBS /* a list without output_text's logprobs */
+  NOTHING_EMPTY,    /* "", [] or {} */
+  NOTHING_WORDS,    /* one of `words` */
+  NOTHING_CALL,     /* "auto", or "none" where the model sees no tools */
+  NOTHING_TEXT,     /* a format of the type text */
+  NOTHING_PLAIN,    /* a list of nothing but "text" */
+  NOTHING_ENABLED,  /* true, or an object whose type is not disabled */
+  NOTHING_LOGPROBS, /* a list without output_text's logprobs */
+  NOTHING_WINDOW    /* 0, or any number where nothing is penalised */
 } nothing;
 
 typedef struct field {
@@ -159,6 +160,7 @@ static const field fields[] = {
     KNOWN("n_keep", "NNNN"),
     REFUSED("n_predict", "RRRR", NEGATIVE, "not served; max_tokens is"),
     REFUSED("n_probs", "RRRR", ZERO, "not served; logprobs are"),
+    KNOWN("ngram_corpus_id", "NNNN"),
     REFUSED("no_stop_trim", "RRRR", FALSE, "not served; include_stop_str_in_output is"),
     REFUSED("output_config", "RRRH", EMPTY, "of messages; chat completions have response_format, responses text.format"),
     REFUSED("output_format", "RRRR", NULL, "not served; output_config.format of messages is"),
@@ -170,6 +172,7 @@ static const field fields[] = {
     KNOWN("presence_penalty", "SSSS"),
     KNOWN("preserved_tokens", "NNNN"),
     REFUSED("previous_input_messages", "RRRR", EMPTY, "give a text, or token ids as the prompt of completions"),
+    REFUSED("previous_response", "RRRR", NULL, "nothing is stored here; send the whole input"),
     REFUSED("previous_response_id", "RRRR", NULL, "nothing is stored here; send the whole input"),
     KNOWN("priority", "SSSS"),
     REFUSED("prompt", "RSRR", NULL, "completions alone take a prompt"),
@@ -189,7 +192,7 @@ static const field fields[] = {
     {"reasoning_format", "RRRR", NOTHING_WORDS, "not served; reasoning_split of chat completions is", "auto deepseek"},
     REFUSED("reasoning_split", "SRRR", TRUE, "chat completions alone serve it"),
     REFUSED("regex", "HHRR", EMPTY, "not served here; chat completions and completions serve it"),
-    REFUSED("repeat_last_n", "RRRR", ZERO, "penalties count the whole reply, expected 0"),
+    REFUSED("repeat_last_n", "RRRR", WINDOW, "penalties count the whole reply, expected 0, or no penalty"),
     REFUSED("repeat_penalty", "RRRR", ONE, "not served, expected 1"),
     REFUSED("repetition_detection", "RRRR", NULL, "not served; repetition_penalty is"),
     KNOWN("repetition_penalty", "SSSS"),
@@ -203,7 +206,7 @@ static const field fields[] = {
     REFUSED("return_hidden_states", "RRRR", FALSE, "not served"),
     REFUSED("return_input_ids_in_sglext", "RRRR", FALSE, "token ids are not in the reply; /tokenize gives them"),
     REFUSED("return_meta_info", "RRRR", FALSE, "not served"),
-    REFUSED("return_mm_kwargs", "RRRR", FALSE, "not served"),
+    KNOWN("return_mm_kwargs", "NNNN"),
     REFUSED("return_output_ids_in_sglext", "RRRR", FALSE, "token ids are not in the reply; /tokenize gives them"),
     KNOWN("return_progress", "SSSN"),
     REFUSED("return_prompt_text", "RRRR", FALSE, "not served"),
@@ -212,7 +215,7 @@ static const field fields[] = {
     REFUSED("return_sampling_mask", "RRRR", FALSE, "not served"),
     KNOWN("return_spec_tokens_details", "NNNN"),
     REFUSED("return_token_ids", "RRRR", FALSE, "token ids are not in the reply; /tokenize gives them"),
-    REFUSED("return_token_offsets", "RRRR", FALSE, "not served"),
+    KNOWN("return_token_offsets", "NNNN"),
     REFUSED("return_tokens", "RRRR", FALSE, "token ids are not in the reply; /tokenize gives them"),
     REFUSED("return_tokens_as_token_ids", "RRRR", FALSE, "token ids are not in the reply; /tokenize gives them"),
     REFUSED("return_weight_versions", "RRRR", FALSE, "not served"),
@@ -346,6 +349,20 @@ static bool shows_no_tools(const mm_value *body) {
   return !tools || is_empty(tools) || mm_value_is(choice, "none") || mm_value_is(mm_value_get(choice, "type"), "none");
 }
 
+/* Penalties of the request as they are by default. */
+static bool penalises_nothing(const mm_value *body) {
+  static const struct {
+    const char *name;
+    double other; /* than 0 that asks for nothing */
+  } penalties[] = {{"repetition_penalty", 1}, {"repeat_penalty", 1}, {"presence_penalty", 0}, {"frequency_penalty", 0}};
+  for (size_t i = 0; i < sizeof penalties / sizeof *penalties; i++) {
+    const mm_value *v = mm_value_get(body, penalties[i].name);
+    const double x = v && v->type == MM_VALUE_NUMBER ? mm_value_real(v) : 0;
+    if (v && (v->type != MM_VALUE_NUMBER || (x != 0 && x != penalties[i].other))) return false;
+  }
+  return true;
+}
+
 static bool is_neutral(const mm_value *body, const mm_value *v, const field *f) {
   const double number = v->type == MM_VALUE_NUMBER ? mm_value_real(v) : 0;
   switch (f->kind) {
@@ -363,6 +380,7 @@ static bool is_neutral(const mm_value *body, const mm_value *v, const field *f) 
     case NOTHING_TEXT: return mm_value_is(mm_value_get(v, "type"), "text");
     case NOTHING_PLAIN: return is_list(v, "text", true);
     case NOTHING_ENABLED: return is_enabled(v);
+    case NOTHING_WINDOW: return v->type == MM_VALUE_NUMBER && (number == 0 || penalises_nothing(body));
     case NOTHING_LOGPROBS: return is_list(v, "message.output_text.logprobs", false);
   }
   return false;

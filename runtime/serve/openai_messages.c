@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/chat/cut_arguments.h"
+#include "runtime/chat/replay.h"
 #include "runtime/serve/fields.h"
 #include "runtime/serve/reasoning_fields.h"
 
@@ -21,9 +23,13 @@ bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments,
   if (blank == text->n) return *text = (mm_str){0}, true;
   const mm_value *v = mm_body_parse(&c->arena, text->p, text->n, &wrong);
   if (!v && wrong.status != MM_BAD_INPUT) return *err = wrong, false;
+  mm_err cut = {0};
+  if (!v && mm_arguments_close(&c->arena, *text, text, &cut)) v = mm_body_parse(&c->arena, text->p, text->n, &cut); /* a limit cut it off */
+  if (!v && cut.status && cut.status != MM_BAD_INPUT) return *err = cut, false;
   static const char body[] = "E_JSON: body: "; /* the arguments are a text of their own */
   const char *reason = wrong.text + (strncmp(wrong.text, body, sizeof body - 1) == 0 ? sizeof body - 1 : 0);
   if (!v) return mm_refuse(c, 400, param, "%s: the arguments of a call: %s", param, reason);
+  if (v->type == MM_VALUE_NULL) return *text = (mm_str){0}, true;
   if (v->type != MM_VALUE_OBJECT) return mm_refuse(c, 400, param, "%s: the arguments of a call are not a JSON object", param);
   return true;
 }
@@ -97,24 +103,35 @@ static bool read_role(mm_call *c, const mm_value *v, mm_role *out) {
                    MM_SHOWN_VALUE(role));
 }
 
-/* The reasoning as MiniMax's own server has it: a list of objects with a text, which are joined. */
-static bool read_details(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
-  const mm_value *details;
+/* Lists of reasoning, and the keys of their texts. */
+typedef struct thoughts {
+  const char *list, *key, *other;
+} thoughts;
+
+/* The text of a part; NULL: it has none, as what only its maker can read. */
+static bool part_of_thoughts(mm_call *c, const thoughts *t, const mm_value *part, const mm_value **text) {
+  *text = mm_value_get(part, t->key);
+  if (!*text) *text = mm_value_get(part, t->other);
+  if (*text ? (*text)->type == MM_VALUE_STRING : part->type == MM_VALUE_OBJECT && mm_value_get(part, "type")) return true;
+  return mm_refuse(c, 400, "messages", "messages: a part of %s has no text", t->list);
+}
+
+/* The reasoning as MiniMax's own server and OpenRouter have it, or LiteLLM: a list of objects with a text, which are joined. */
+static bool read_thoughts(mm_call *c, const mm_value *v, const thoughts *t, mm_message *m, mm_err *err) {
+  const mm_value *list, *text;
   size_t n = 0;
-  if (!mm_field(c, v, "reasoning_details", MM_VALUE_ARRAY, &details)) return false;
-  if (!details || m->reasoning.n) return true;
-  for (const mm_value *d = details->first; d; d = d->next) {
-    const mm_value *text = mm_value_get(d, "text");
-    if (!text || text->type != MM_VALUE_STRING) return mm_refuse(c, 400, "messages", "messages: a part of reasoning_details has no text");
-    n += text->n;
+  if (!mm_field(c, v, t->list, MM_VALUE_ARRAY, &list)) return false;
+  if (!list || m->reasoning.n) return true;
+  for (const mm_value *d = list->first; d; d = d->next) {
+    if (!part_of_thoughts(c, t, d, &text)) return false;
+    n += text ? text->n : 0;
   }
   char *joined = mm_arena_alloc(&c->arena, n + 1, err);
   if (!joined) return false;
   m->reasoning = (mm_str){joined, n};
-  for (const mm_value *d = details->first; d; d = d->next) {
-    const mm_str text = mm_str_of(mm_value_get(d, "text"));
-    if (text.n) memcpy(joined, text.p, text.n);
-    joined += text.n;
+  for (const mm_value *d = list->first; d; d = d->next) {
+    if (!part_of_thoughts(c, t, d, &text)) return false;
+    if (text && text->n) memcpy(joined, text->text, text->n), joined += text->n;
   }
   return true;
 }
@@ -122,6 +139,7 @@ static bool read_details(mm_call *c, const mm_value *v, mm_message *m, mm_err *e
 /* What else a message of the assistant may have said. */
 static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err) {
   static const char *const unserved[] = {"function_call", "audio"};
+  static const thoughts lists[] = {{"reasoning_details", "text", "summary"}, {"thinking_blocks", "thinking", "thinking"}};
   for (size_t i = 0; i < 2; i++)
     if (mm_value_get(v, unserved[i]))
       return mm_refuse(c, 400, "messages", "messages: %s of a message is not served%s", unserved[i], i ? "" : ", tool_calls are");
@@ -130,20 +148,22 @@ static bool read_other(mm_call *c, const mm_value *v, mm_message *m, mm_err *err
       !mm_field(c, v, "reasoning", MM_VALUE_STRING, &other))
     return false;
   m->reasoning = mm_str_of(reasoning ? reasoning : other);
-  if (!read_details(c, v, m, err)) return false;
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+    if (!read_thoughts(c, v, &lists[i], m, err)) return false;
   return !refusal || m->part_count || read_content(c, refusal, m, err);
 }
 
 bool mm_message_check(mm_call *c, const mm_value *v, const char *instead) {
-  static const char *const fields[] = {"tool_calls", "function_call", "audio",  "reasoning_content", "reasoning", "reasoning_details",
-                                       "refusal",    "tools",         "images", "documents"};
+  static const char *const fields[] = {
+      "tool_calls",      "function_call", "audio",  "reasoning_content", "reasoning", "reasoning_details", "refusal",
+      "thinking_blocks", "tools",         "images", "documents"};
   static const char *const other[] = {"give tools in the request", "texts in its content are", "texts in its content are"};
   const char *field = c->api->prompt ? c->api->prompt : "messages";
   for (const mm_value *m = v->type == MM_VALUE_OBJECT ? v->first : NULL; m; m = m->next) {
     const bool some = m->type == MM_VALUE_STRING ? m->n > 0 : m->type >= MM_VALUE_ARRAY && m->count;
     for (size_t i = 0; some && i < sizeof fields / sizeof *fields; i++)
       if (mm_value_key_is(m, fields[i]))
-        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i], i < 7 ? instead : other[i - 7]);
+        return mm_refuse(c, 400, field, "%s: %s is no field of such a message here, %s", field, fields[i], i < 8 ? instead : other[i - 8]);
   }
   return true;
 }
@@ -218,12 +238,30 @@ static int by_name(const void *a, const void *b) {
   return order ? order : compare(x->json, y->json);
 }
 
-/* A call of a name is one of one tool: two of a name are the same tool. Sorts them. */
-static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count) {
+static bool put_parsed(mm_call *c, mm_str json, mm_text *out, mm_err *err) {
+  const mm_value *v = mm_body_parse(&c->arena, json.p, json.n, err);
+  return v && ((mm_value_put_parsed(out, &c->arena, v) && !out->failed) || mm_fail_memory(err, json.n));
+}
+
+static bool say_the_same(mm_call *c, mm_str a, mm_str b, bool *same, mm_err *err) {
+  mm_text x = {0}, y = {0};
+  const bool ok = put_parsed(c, a, &x, err) && put_parsed(c, b, &y, err);
+  *same = ok && x.n == y.n && memcmp(x.p, y.p, x.n) == 0;
+  free(x.p);
+  free(y.p);
+  return ok;
+}
+
+/* A call of a name is one of one tool: two of a name are the same tool, whatever their spacing and the order of keys. Sorts them. */
+static bool refuse_two_of_a_name(mm_call *c, named *tool, size_t count, mm_err *err) {
   qsort(tool, count, sizeof *tool, by_name);
-  for (size_t i = 1; i < count; i++)
-    if (mm_str_equal(tool[i - 1].name, tool[i].name) && !mm_str_equal(tool[i - 1].json, tool[i].json))
+  for (size_t i = 1; i < count; i++) {
+    bool same = true;
+    if (!mm_str_equal(tool[i - 1].name, tool[i].name) || mm_str_equal(tool[i - 1].json, tool[i].json)) continue;
+    if (!say_the_same(c, tool[i - 1].json, tool[i].json, &same, err)) return false;
+    if (!same)
       return mm_refuse(c, 400, "tools", "tools: two of the name \"%s\" differ", MM_ESCAPED_BYTES(128, tool[i].name.p, tool[i].name.n));
+  }
   return true;
 }
 
@@ -268,7 +306,7 @@ static bool read_tools(mm_call *c, mm_conversation *out, mm_err *err) {
     *one++ = (named){mm_str_of(name), {function->raw, function->raw_n}};
     if (!mm_field(c, function, "description", MM_VALUE_STRING, &about) || !read_strict(c, v, function, &t++->strict)) return false;
   }
-  return refuse_two_of_a_name(c, all, list->count);
+  return refuse_two_of_a_name(c, all, list->count, err);
 }
 
 /* The member of that key, which may be null. */
@@ -276,6 +314,30 @@ static const mm_value *member(const mm_value *object, const char *key) {
   const mm_value *v = object->type == MM_VALUE_OBJECT ? object->first : NULL;
   while (v && !mm_value_key_is(v, key)) v = v->next;
   return v;
+}
+
+bool mm_tool_is_hosted(const mm_value *tool) {
+  static const char *const types[] = {"apply_patch",
+                                      "code_interpreter",
+                                      "computer",
+                                      "computer_use_preview",
+                                      "custom",
+                                      "file_search",
+                                      "image_generation",
+                                      "local_shell",
+                                      "mcp",
+                                      "namespace",
+                                      "programmatic_tool_calling",
+                                      "shell",
+                                      "tool_search",
+                                      "web_search",
+                                      "web_search_2025_08_26",
+                                      "web_search_preview",
+                                      "web_search_preview_2025_03_11"};
+  const mm_value *type = mm_value_get(tool, "type");
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+    if (mm_value_is(type, types[i])) return true;
+  return false;
 }
 
 /* As it stands in the request, for a format. */
@@ -293,6 +355,7 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
   if (!t || !all) return false;
   for (const mm_value *v = list->first; v; v = v->next) {
     const mm_value *type = mm_value_get(v, "type"), *name = mm_value_get(v, "name"), *parameters = mm_value_get(v, schema), *about;
+    if (!anthropic && mm_tool_is_hosted(v)) continue;
     if (anthropic ? type && !mm_value_is(type, "custom") : !mm_value_is(type, "function"))
       return mm_refuse(c, 400, "tools", "tools: type \"%.60s\" is not served here", MM_SHOWN_VALUE(type));
     if (!name || name->type != MM_VALUE_STRING || !name->n)
@@ -313,7 +376,7 @@ bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err 
     if (!mm_field_bool(c, v, "strict", &t[out->tool_count++].strict)) return false;
   }
   out->tool = t;
-  return refuse_two_of_a_name(c, all, list->count);
+  return refuse_two_of_a_name(c, all, out->tool_count, err);
 }
 
 /* Leaves the tools that the list names, each as in `tools`, and no others. */

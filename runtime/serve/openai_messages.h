@@ -18,7 +18,8 @@ typedef struct mm_tool_rules {
 MM_MUST_USE bool mm_openai_conversation(mm_call *c, mm_conversation *out, mm_tool_rules *rules, mm_err *err);
 
 /* Shared with the other APIs. */
-/* The arguments of a call as the text of a JSON object, from such a text or an object; an empty text, and NULL, are none. */
+/* The arguments of a call as the text of a JSON object, from such a text or an object; an empty text, null and NULL are
+ * none. An object that was cut off ends where its text does. */
 MM_MUST_USE bool mm_arguments_read(mm_call *c, const char *param, const mm_value *arguments, mm_str *text, mm_err *err);
 /* Refuses a message that has calls, reasoning or tools in fields of another kind of message or API, where nobody would see them.
  * `instead`: what to give. */
@@ -26,6 +27,8 @@ bool mm_message_check(mm_call *c, const mm_value *v, const char *instead);
 /* Reads tools whose function fields stand next to `type`, as in responses and in Anthropic's messages. schema is the key of the
  * parameters. */
 MM_MUST_USE bool mm_flat_tools(mm_call *c, mm_conversation *out, const char *schema, mm_err *err);
+/* A tool of responses that a server or a client has built in, such as web_search. The formats show functions alone: it is left out. */
+bool mm_tool_is_hosted(const mm_value *tool);
 /* tool_choice and parallel_tool_calls of OpenAI's APIs. *other is a choice that is neither absent, auto, none nor one of allowed_tools,
  * which are the only ones then; NULL otherwise. */
 MM_MUST_USE bool mm_tool_word(mm_call *c, mm_conversation *v, mm_tool_rules *r, const mm_value **other, mm_err *err);

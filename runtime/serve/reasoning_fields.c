@@ -31,7 +31,9 @@ static const reasoning_field fields[] = {
     {"chat_template_kwargs", "thinking_mode", "chat_template_kwargs.thinking_mode", MODE, false},
     {"thinking", "type", "thinking.type", MODE, false},
     {"reasoning", "effort", "reasoning.effort", EFFORT, true},
+    {"reasoning", "reasoning_effort", "reasoning.reasoning_effort", EFFORT, true}, /* this and the next but one: SGLang's */
     {"reasoning", "enabled", "reasoning.enabled", PERMISSION, true},
+    {"reasoning", "enable", "reasoning.enable", PERMISSION, true},
     {NULL, "reasoning_effort", "reasoning_effort", EFFORT, true},
     {NULL, "enable_thinking", "enable_thinking", PERMISSION, false},
 };
@@ -111,4 +113,10 @@ bool mm_reasoning_budget(mm_call *c, int64_t *most) {
     return false;
   if (!optional) *most = -1;
   return true;
+}
+
+bool mm_reasoning_excluded(mm_call *c, bool *excluded) {
+  const mm_value *object;
+  *excluded = false;
+  return mm_field(c, c->body, "reasoning", MM_VALUE_OBJECT, &object) && mm_field_bool(c, object, "exclude", excluded);
 }

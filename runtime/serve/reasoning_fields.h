@@ -12,5 +12,7 @@ MM_MUST_USE bool mm_reasoning_read(mm_call *c, mm_conversation *v);
 /* *most: the smallest of the request's budgets of reasoning tokens, -1: there is none. Refused where the format cannot limit it, but for
  * `thinking` and `reasoning`, which M1 takes without effect. */
 MM_MUST_USE bool mm_reasoning_budget(mm_call *c, int64_t *most);
+/* *excluded: OpenRouter's reasoning.exclude, the reasoning is left out of the reply. */
+MM_MUST_USE bool mm_reasoning_excluded(mm_call *c, bool *excluded);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "runtime/serve/apis.h"
 #include "runtime/serve/fields.h"
+#include "runtime/serve/reasoning_fields.h"
 #include "runtime/serve/responses_input.h"
 #include "runtime/serve/turn.h"
 
@@ -77,11 +78,25 @@ static void put_field(const mm_call *c, const char *key, const char *otherwise, 
     mm_text_put(out, otherwise);
 }
 
+/* Those that the model sees. */
+static void put_tools(const mm_call *c, mm_text *out) {
+  const mm_value *v = mm_value_get(c->body, "tools");
+  bool first = true;
+  mm_text_put(out, ",\"tools\":[");
+  for (const mm_value *t = v && v->type == MM_VALUE_ARRAY ? v->first : NULL; t; t = t->next) {
+    if (mm_tool_is_hosted(t)) continue;
+    if (!first) mm_text_put(out, ",");
+    first = false;
+    put_value(t, out);
+  }
+  mm_text_put(out, "]");
+}
+
 /* Fields of the request that each response has, written once: they may be long. */
 static void write_echo(mm_call *c) {
   put_field(c, "instructions", "null", &c->echo);
   put_field(c, "metadata", "{}", &c->echo);
-  put_field(c, "tools", "[]", &c->echo);
+  put_tools(c, &c->echo);
   put_field(c, "tool_choice", "\"auto\"", &c->echo);
   put_field(c, "parallel_tool_calls", "true", &c->echo);
   put_field(c, "max_output_tokens", "null", &c->echo);
@@ -238,7 +253,7 @@ static bool begin(mm_call *c, mm_err *err) {
   mm_conversation v;
   mm_tool_rules rules;
   mm_turn_settings set = {.call_prefix = "call_", .event = send_event};
-  if (!mm_params_read(c, err) || !mm_params_limit(c, "max_output_tokens")) return false;
+  if (!mm_params_read(c, err) || !mm_params_limit(c, "max_output_tokens") || !mm_reasoning_excluded(c, &set.no_reasoning)) return false;
   write_echo(c);
   return mm_turn_format_of(c, "text", &set.content, err) && mm_responses_conversation(c, &v, &rules, err) &&
          mm_turn_prepare(c, &v, &rules, &set, err);

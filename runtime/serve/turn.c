@@ -303,6 +303,18 @@ bool mm_turn_prepare(mm_call *c, mm_conversation *v, const mm_tool_rules *r, con
   return mm_turn_constrain(c, v, r, set, a.in_reasoning, &a.sections, err) && open_turns(c, &a, err);
 }
 
+/* Other forms, which would not be seen within a format. */
+static bool refuse_other_forms(mm_call *c, const char *param, const mm_value *format) {
+  static const char *const names[][2] = {{"regex", "regex"}, {"grammar", "grammar"}, {"ebnf", "ebnf"}, {"choice", "guided_choice"}};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    const mm_value *v = mm_value_get(format, names[i][0]);
+    if (v && (v->type != MM_VALUE_STRING || v->n))
+      return mm_refuse(c, 400, param, "%s.%s: not served there, %s of chat completions and completions is", param, names[i][0],
+                       names[i][1]);
+  }
+  return true;
+}
+
 static bool is_bound(const mm_value *schema) { return schema && (schema->type != MM_VALUE_OBJECT || schema->count); }
 
 bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_content_rule *rule, mm_err *err) {
@@ -310,6 +322,7 @@ bool mm_turn_format(mm_call *c, const char *param, const mm_value *format, mm_co
                  *nested = mm_value_get(format, "json_schema");
   const bool object = mm_value_is(type, "json_object");
   if (!format) return true;
+  if (!refuse_other_forms(c, param, format)) return false;
   if (mm_value_is(type, "text")) /* a schema that says something would not be seen */
     return !(is_bound(schema) || is_bound(mm_value_get(nested, "schema"))) ||
            mm_refuse(c, 400, param, "%s: found a schema next to the type text", param);

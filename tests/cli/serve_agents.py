@@ -157,7 +157,7 @@ def formed(s):
 
 
 def thoughts(s):
-    """Items of reasoning of one message are joined, one without a content says its summary, and blank arguments are none, as no arguments are."""
+    """Items of reasoning of one message are joined, one without a content says its summary, and blank arguments and null are none, as no arguments are."""
     def tokens(reasoning, arguments="{}", **more):
         items = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": x}], **more} for x in reasoning]
         call = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}, {"type": "function_call_output", "call_id": "c", "output": "r"}]
@@ -169,7 +169,7 @@ def thoughts(s):
         assert tokens(["x"], summary=summary, content=content) == tokens(["Alpha beta gamma."])
     assert tokens(["gamma."], summary=summary) == tokens(["gamma."])
     said = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]
-    for blank in ("", " ", " \n\t"):
+    for blank in ("", " ", " \n\t", "null", " null\n"):
         assert tokens(["x"], blank) == tokens(["x"])
         other = json.loads(json.dumps(said).replace('"{}"', json.dumps(blank)))
         a, b = (s.post(CHAT, {**ONE, "messages": [user("x"), *m, {"role": "tool", "tool_call_id": "c", "content": "r"}]}) for m in (said, other))
@@ -287,6 +287,104 @@ def same_tools(s):
         assert counts == [usage["prompt_tokens"]] * 2, (fields, counts, usage)
         again = s.post(RESPONSES, {"input": "x", "max_output_tokens": 1, "tools": [{"type": "function", **f}]})["usage"]["input_tokens_details"]
         assert again == {"cached_tokens": counts[0] - 1, "cache_write_tokens": 0}, (fields, again, counts)
+
+
+def same_tools_otherwise_written(s):
+    """Two tools of one name may be spaced and ordered otherwise; where they say something else, they are refused."""
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Ur", "Uz"]}, "n": {"type": "number", "maximum": 10}}, "required": ["city"]}
+    turned = {"required": ["city"], "properties": {"n": {"maximum": 10.0, "type": "number"}, "city": {"enum": ["Ur", "Uz"], "type": "string"}}, "type": "object"}
+    other = {**schema, "required": ["n"]}
+    listed = {**schema, "properties": {**schema["properties"], "city": {"type": "string", "enum": ["Uz", "Ur"]}}}
+    forms = [("/v1/chat/completions/input_tokens", {"messages": [user("x")]}, lambda p, **k: {"type": "function", "function": {"name": "f", "description": "d", "parameters": p, **k}}),
+             (RESPONSES + "/input_tokens", {"input": "x"}, lambda p, **k: {"type": "function", "name": "f", "parameters": p, "description": "d", **k}),
+             (MESSAGES + "/count_tokens", {"messages": [user("x")]}, lambda p, **k: {"name": "f", "input_schema": p, "description": "d", **k})]
+    for path, body, tool in forms:
+        for two, status in (((schema, turned), 200), ((turned, schema, turned), 200), ((schema, other), 400), ((schema, turned, listed), 400)):
+            text = json.dumps({**body, "tools": [tool(p) for p in two]}, indent=1 if len(two) > 2 else None)
+            got, _, data = s.request("POST", path, text)
+            assert got == status and (status == 200 or b'two of the name' in data), (path, two, data)
+        assert b"two of the name" in s.request("POST", path, {**body, "tools": [tool(schema), tool(turned, strict=True)]})[2]
+    path, body, tool = forms[0]
+    many = [json.dumps(tool(schema), indent=i % 40, separators=("," + " " * (i // 40), ": ")) for i in range(4096)]
+    begun = time.monotonic()
+    s.request("POST", path, '{"messages": [{"role": "user", "content": "x"}], "tools": [%s]}' % ", ".join(many))
+    assert time.monotonic() - begun < 30
+
+
+def built_in_tools(s):
+    """Codex sends tools that OpenAI's servers or it itself has built in next to its functions: the model sees the functions alone."""
+    f = {"type": "function", "name": "exec_command", "description": "Runs a command.", "strict": False, "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}}}
+    own = [{"type": "web_search", "external_web_access": False}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+           {"type": "namespace", "name": "mcp__a", "tools": [{**f, "name": "g"}]}, {"type": "local_shell"}, {"type": "mcp", "server_label": "a", "server_url": "http://a"}]
+    body = {"input": "x", "max_output_tokens": 4, "temperature": 0, "tool_choice": "auto"}
+    want = s.post(RESPONSES, {**body, "tools": [f]})
+    got = s.post(RESPONSES, {**body, "tools": [own[0], f, *own[1:]]})
+    assert got["tools"] == want["tools"] == [f] and got["usage"]["input_tokens"] == want["usage"]["input_tokens"], got
+    assert [x.get("content") for x in got["output"]] == [x.get("content") for x in want["output"]]
+    none = s.post(RESPONSES, {**body, "tools": own})
+    assert none["tools"] == [] and none["usage"]["input_tokens"] == s.post(RESPONSES, body)["usage"]["input_tokens"]
+    for more in ({"tools": own, "tool_choice": "required"}, {"tools": [f, *own], "tool_choice": {"type": "custom", "name": "apply_patch"}},
+                 {"tools": [f, *own], "tool_choice": {"type": "function", "name": "g"}}, {"tools": [f, {"type": "functional", "name": "g"}]}, {"tools": [{**f, "type": None}]}):
+        assert s.post(RESPONSES, {**body, **more}, 400)["error"]["param"] in ("tools", "tool_choice"), more
+    assert "web_search" in s.post(CHAT, {**ONE, "messages": [user("x")], "tools": own[:1]}, 400)["error"]["message"]
+
+
+def cut_calls(s):
+    """A call that the limit cut off comes back as it was sent: the model sees as much of it as was said."""
+    def forms(arguments):
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+        chat = [user("x"), {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]}]
+        results = {"role": "tool", "tool_call_id": "c", "content": "cut"}, {"type": "function_call_output", "call_id": "c", "output": "cut"}
+        yield CHAT + "/input_tokens", {"messages": [*chat, results[0]]}
+        yield CHAT + "/input_tokens", {"messages": [*chat, user("go on")]}
+        yield RESPONSES + "/input_tokens", {"input": [user("x"), call, results[1]]}
+
+    for cut, whole in (('{"path": "a b", "text": "one\\ntwo \\"thr', '{"path": "a b", "text": "one\\ntwo \\"thr"}'), ('{"text": "one\\', '{"text": "one"}'), ('{"a": [1, {"b": "c', '{"a": [1, {"b": "c"}]}'),
+                       ('{"a": 1, "te', '{"a": 1}'), ('{"a": 1, "n": 12', '{"a": 1}'), ("{", "{}")):
+        for (path, body), (_, same) in zip(forms(cut), forms(whole), strict=True):
+            assert s.post(path, body) == s.post(path, same), (cut, body)
+    for wrong in ('{"a": 1 "b": ', '{"a": "b" c', "[1, 2", "it is", '{"a": 1}}', '{"a": }'):
+        for path, body in forms(wrong):
+            assert "the arguments of a call" in s.post(path, body, 400)["error"]["message"], wrong
+    tool = {"type": "function", "function": {"name": "write", "parameters": {"type": "object", "properties": {"text": {"type": "string", "minLength": 400}}, "required": ["text"]}}}
+    seen = 0
+    for limit in range(1, 60, 2):  # M2 reasons first; some of the calls have begun
+        body = {"messages": [user("x")], "tools": [tool], "tool_choice": "required", "thinking_token_budget": 0, "max_tokens": limit, "temperature": 1, "seed": limit}
+        choice = s.post(CHAT, body)["choices"][0]
+        assert choice["finish_reason"] == "length"
+        for call in choice["message"].get("tool_calls", []):
+            seen += call["function"]["arguments"].startswith('{"text')
+            s.post(CHAT, {**ONE, "messages": [user("x"), choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "cut"}], "tools": [tool]})
+    assert seen > 3, seen
+
+
+def roles_of_agents(s):
+    """Claude Code has two more roles, which are the user's."""
+    blocks = [{"type": "text", "text": "Alpha "}, {"type": "text", "text": "beta."}]
+    want = s.post(MESSAGES + "/count_tokens", {"messages": [user("x"), {"role": "user", "content": blocks}]})
+    assert all(s.post(MESSAGES + "/count_tokens", {"messages": [user("x"), {"role": role, "content": blocks}]}) == want for role in ("ctx", "msg"))
+
+
+def listed_thoughts(s):
+    """Reasoning in lists, as OpenRouter and LiteLLM send it back: texts, summaries, and what only its maker can read, which has none."""
+    call = {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+    def tokens(**said):
+        result = {"role": "tool", "tool_call_id": "c", "content": "r"}
+        return s.post(CHAT + "/input_tokens", {"messages": [user("x"), {"role": "assistant", "content": None, **call, **said}, result]})
+
+    want, none = tokens(reasoning_content="Alpha beta."), tokens()
+    assert want != none
+    text, summary = {"type": "reasoning.text", "text": "Alpha ", "signature": None, "index": 0}, {"type": "reasoning.summary", "summary": "beta."}
+    encrypted, redacted = {"type": "reasoning.encrypted", "data": "abc", "id": "r"}, {"type": "redacted_thinking", "data": "abc"}
+    assert tokens(reasoning_details=[text, encrypted, summary]) == tokens(reasoning_details=[{"text": "Alpha beta."}]) == want
+    assert tokens(thinking_blocks=[{"type": "thinking", "thinking": "Alpha beta.", "signature": "s"}, redacted]) == want
+    assert tokens(thinking_blocks=[{"type": "thinking", "thinking": "gamma"}], reasoning_content="Alpha beta.") == want
+    assert tokens(reasoning_details=[encrypted]) == tokens(thinking_blocks=[redacted]) == tokens(reasoning_details=[{"type": "reasoning.text", "text": None}]) == none
+    for wrong in ({"reasoning_details": [{"data": "a"}]}, {"reasoning_details": ["a"]}, {"thinking_blocks": [{"type": "thinking", "thinking": 5}]}, {"thinking_blocks": "a"}):
+        message = {"role": "assistant", "content": "y", **wrong}
+        assert list(wrong)[0] in s.post(CHAT, {**ONE, "messages": [user("x"), message, user("z")]}, 400)["error"]["message"], wrong
+    assert "thinking_blocks" in s.post(CHAT, {**ONE, "messages": [{**user("x"), "thinking_blocks": [redacted]}]}, 400)["error"]["message"]
 
 
 def no_such_tool(s):
@@ -433,6 +531,11 @@ with Server(PACKED, "--chat-format", "minimax-m2", "--max-model-len", "4096") as
     reasons(server)
     refusals(server)
     same_tools(server)
+    same_tools_otherwise_written(server)
+    built_in_tools(server)
+    cut_calls(server)
+    roles_of_agents(server)
+    listed_thoughts(server)
     no_such_tool(server)
     failing_streams(server)
 with Server(PACKED, "--chat-format", "minimax-m2") as server:

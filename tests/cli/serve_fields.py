@@ -238,7 +238,7 @@ def nothings(s):
         ("modalities", [["text"], []], ["text", ["text", "audio"], [1]]),
         ("include", [[], ["a"]], ["message.output_text.logprobs", ["a", "message.output_text.logprobs"]]),
         ("thinking", [True, {"type": "enabled"}, {"type": "adaptive"}], [False, {}, {"type": "disabled"}, {"type": 1}]), ("suffix", [""], ["a", 1]),
-        ("reasoning_format", ["auto", "deepseek"], ["none", "deepseek-legacy"]),
+        ("repeat_last_n", [0, 64, -1], ["64", True, []]), ("reasoning_format", ["auto", "deepseek"], ["none", "deepseek-legacy"]),
     ]:
         for value in taken:
             assert ask(s, path, {**base, name: value})[0] == 200, (name, value)
@@ -246,6 +246,10 @@ def nothings(s):
             refusal(s, path, {**base, name: value}, name, (name, value))
     assert ask(s, path, {**base, "n": 2, "best_of": 2})[0] == 200
     refusal(s, path, {**base, "n": 2, "best_of": 1}, "best_of", "best_of")
+    # A window of penalties asks for nothing where nothing is penalised.
+    assert ask(s, path, {**base, "repeat_last_n": 64, "repetition_penalty": 1.0, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0.0})[0] == 200
+    for penalty in ({"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": -1}):
+        refusal(s, path, {**base, "repeat_last_n": 64, **penalty}, "repeat_last_n", penalty)
     # Of equal keys the last value counts.
     for last, status in (("1", 400), ("0", 200)):
         body = '{"prompt": "a", "max_tokens": 1, "min_tokens": %d, "min_tokens": %s}' % (1 - int(last), last)
@@ -267,6 +271,24 @@ def formats(s):
                  {"type": "json_object", "schema": {"type": "strange"}},
                  {"type": "structural_tag", "structures": [], "triggers": []}, {"type": "json_schema", "json_schema": [schema]}):
         assert s.request("POST", path, {**base, "response_format": form})[0] == 400, form
+
+
+def excluded(s):
+    """OpenRouter's reasoning.exclude: the model reasons, and the reply has what follows alone, with the same tokens."""
+    shut = {"thinking_token_budget": 5, "temperature": 1, "seed": 3}
+    path, base = APIS["chat"]
+    base = {**base, **shut, "max_tokens": 20}
+    want, got, none = (s.post(path, {**base, **more}) for more in ({}, {"reasoning": {"exclude": True}}, {"reasoning": {"exclude": False}, "include_reasoning": False}))
+    say = lambda r: (r["choices"][0]["message"]["content"], r["usage"]["completion_tokens"], r["usage"]["completion_tokens_details"]["reasoning_tokens"])
+    assert say(want) == say(got) == say(none) and say(want)[2] > 0, (want, got)
+    assert "reasoning" in want["choices"][0]["message"] and not any("reasoning" in k for r in (got, none) for k in r["choices"][0]["message"])
+    deltas = [c["delta"] for e in s.events(path, {**base, "reasoning": {"exclude": True}}) for c in e["choices"]]
+    assert not any("reasoning" in d for d in deltas) and "".join(d.get("content") or "" for d in deltas) == say(want)[0]
+    path, base = APIS["responses"]
+    base = {**base, **shut, "max_output_tokens": 20}
+    want, got = (s.post(path, {**base, **more}) for more in ({}, {"reasoning": {"exclude": True, "effort": "high"}}))
+    assert [x["type"] for x in want["output"]] == ["reasoning", "message"] and [x["type"] for x in got["output"]] == ["message"], got
+    assert got["output"][0]["content"] == want["output"][1]["content"] and got["usage"]["output_tokens_details"] == want["usage"]["output_tokens_details"]
 
 
 def within(s):
@@ -325,9 +347,21 @@ def within(s):
         (chat, {**base, "tools": [{"type": "function", "function": {"name": "f", "inputSchema": {}}}]}, "found inputSchema, expected function"),
         (anthropic, {**own, "system": 1}, "system: found a number"), (anthropic, {**own, "system": [{"type": "image"}]}, 'system: content of type "image"'),
         (anthropic, {**own, "messages": [{"role": "tool", "content": "x"}]}, "expected user, assistant or system"),
+        (anthropic, {**own, "output_config": {"format": {"type": "text", "regex": "a"}}}, "output_config.regex: not served there"),
+        (responses, {**flat, "text": {"format": {"type": "text", "grammar": "root ::= \"a\""}}}, "text.grammar: not served there"),
+        (anthropic, {**own, "tools": [{"name": "f"}], "tool_choice": {"type": "auto", "name": "f"}}, "tool_choice: found name"),
+        (anthropic, {**own, "tools": [{"name": "f"}], "tool_choice": {"type": "any", "name": "f"}}, "tool_choice: found name"),
+        (anthropic, {**own, "tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "f", "function": {"name": "f"}}}, "tool_choice: found function"),
+        (anthropic, {**own, "tools": [{"name": "f"}], "tool_choice": {"type": "any", "tools": [{"name": "f"}]}}, "tool_choice: found tools"),
+        (chat, {**base, "reasoning": {"exclude": True}, "include_reasoning": True}, "include_reasoning: contradicts reasoning.exclude"),
+        (chat, {**base, "reasoning": {"exclude": True}, "reasoning_split": False}, "reasoning.exclude: reasoning_split"),
+        (chat, {**base, "reasoning": {"exclude": 1}}, "reasoning.exclude"), (responses, {**flat, "reasoning": {"exclude": "a"}}, "reasoning.exclude"),
+        (chat, {**base, "reasoning": {"enable": False}, "reasoning_effort": "high"}, "contradicts"),
+        (chat, {**base, "reasoning": {"reasoning_effort": "none", "effort": "high"}}, "contradicts"),
     ]:
         error = s.post(path, body, 400)["error"]
         assert name in error["message"], (path, name, error)
+    excluded(s)
     plain = ask(s, chat, turn())
     for same in ({"tool_calls": [], "reasoning_content": "", "audio": None}, {"tools": None, "refusal": "", "images": [], "prefix": False}):
         assert ask(s, chat, {**base, "messages": [{**USER[0], **same}]}) == ask(s, chat, base)

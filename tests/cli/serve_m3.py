@@ -143,6 +143,13 @@ def refusals(s):
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"p": {"type": "object", **value}}}}}
         got = s.post(CHAT, {"messages": ASK, "tools": [tool], "tool_choice": "required", "max_tokens": 1}, status=400)
         assert word in got["error"]["message"] and "in this format's calls" in got["error"]["message"], got
+    # The keys of any object are strings; keys of other makers that begin with x- restrict nothing.
+    for more in ({"propertyNames": {"type": "string"}, "additionalProperties": {}}, {"properties": {"p": {"type": "object", "propertyNames": {"type": "string"}, "x-order": 1}}}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **more}}}
+        assert s.post(CHAT, {"messages": ASK, "tools": [tool], "tool_choice": "required", "max_tokens": 1})["choices"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}}}
+    got = s.post(CHAT, {"messages": ASK, "tools": [tool], "tool_choice": "required", "max_tokens": 1}, status=400)
+    assert "alternatives of its parameters" in got["error"]["message"], got
     for prompt, word in (("x]<]image[>[y", "token 1 of the prompt is ]<]image[>["), ([5, 6, s.post("/tokenize", {"prompt": "]<]video[>[", "parse_special": True})["tokens"][0]], "]<]video[>[")):
         got = s.post("/v1/completions", {"prompt": prompt, "parse_special": True, "max_tokens": 1}, status=400)
         assert word in got["error"]["message"], (prompt, got)

@@ -139,7 +139,7 @@ static int print_keywords(void) {
   for (const mm_schema_keyword *k = mm_schema_keywords; k->name; k++) printf("| `%s` | %s |\n", k->name, k->limits);
   printf("| no restriction | ");
   for (const char *const *k = mm_schema_annotations; *k; k++) printf("%s`%s`", k == mm_schema_annotations ? "" : ", ", *k);
-  puts(" |");
+  puts(", and keys that begin with `x-` |");
   return 0;
 }
 
